@@ -1,0 +1,156 @@
+"""The command line: convert, show, verify-format, grade.
+
+In: arguments. Out: results on stdout (`--json` for machines), progress on stderr, exit code 0 fine,
+1 ran and found failures, 2 could not run. Every error is one line, `error: …`, never a traceback.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from nanoswe_harbor import __version__
+from nanoswe_harbor.instance import HarborError
+
+COUNT = click.IntRange(1)
+as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="nanoswe-harbor")
+def cli() -> None:
+    """SWE datasets in, Harbor tasks out."""
+
+
+@cli.command()
+@click.argument("source")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="folder to write")
+@click.option("--seed", default=0, show_default=True, help="nano: seed of the generator")
+@click.option("--train", default=96, show_default=True, type=COUNT, help="nano: train tasks")
+@click.option("--heldout", default=64, show_default=True, type=COUNT, help="nano: held-out tasks")
+@as_json
+def convert(source: str, out: Path, seed: int, train: int, heldout: int, as_json: bool) -> None:
+    """Write SOURCE as Harbor tasks: nano, verified, swegym, a hub name, .parquet, .jsonl[.gz]."""
+    from nanoswe_harbor.convert import convert as convert_rows
+    from nanoswe_harbor.convert import convert_nano
+    from nanoswe_harbor.sources import label, read_rows
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+    with bar:
+        total = train + heldout if source == "nano" else None
+        job = bar.add_task(f"convert {label(source)}", total=total)
+
+        def on_task(_: str) -> None:
+            bar.advance(job)
+
+        if source == "nano":
+            count = convert_nano(out, {"train": train, "heldout": heldout}, seed, on_task)
+        else:
+            count = convert_rows(read_rows(source), out, label(source), on_task)
+        bar.update(job, total=count)
+    result = {"source": label(source), "out": str(out), "tasks": count}
+    click.echo(json.dumps(result) if as_json else f"{count} tasks in {out}")
+
+
+@cli.command()
+@click.argument("source")
+@click.argument("instance_id", required=False)
+@as_json
+def show(source: str, instance_id: str | None, as_json: bool) -> None:
+    """Show a task folder, or row INSTANCE_ID of a SOURCE."""
+    from nanoswe_harbor.sources import read_row
+    from nanoswe_harbor.task import load_task
+
+    if instance_id is None:
+        fields = dict(vars(load_task(source)))
+        fields["path"] = str(fields["path"])
+    else:
+        fields = read_row(source, instance_id).model_dump()
+    if as_json:
+        click.echo(json.dumps(fields, indent=1, ensure_ascii=False))
+        return
+    for key, value in fields.items():
+        click.echo(f"{key + ':':<24}{_brief(value)}")
+
+
+@cli.command("verify-format")
+@click.argument("folder", type=click.Path(path_type=Path))
+@as_json
+def verify_format(folder: Path, as_json: bool) -> None:
+    """Check that every task below FOLDER is whole; name those that are not."""
+    from nanoswe_harbor.task import format_faults
+
+    checked, faults = format_faults(folder)
+    if as_json:
+        click.echo(json.dumps({"tasks": checked, "faults": faults}, indent=1))
+    else:
+        for name, fault in faults.items():
+            click.echo(f"{name}: {fault}")
+        click.echo(f"{checked - len(faults)} of {checked} tasks are whole")
+    sys.exit(1 if faults else 0)
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path))
+@click.argument("task", type=click.Path(path_type=Path))
+@click.option("--nonce", help="accept only markers with this nonce")
+@as_json
+def grade(log: Path, task: Path, nonce: str | None, as_json: bool) -> None:
+    """Judge LOG, the output of run_eval.sh, by the expectations of TASK."""
+    from nanoswe_harbor.grader.grade import grade as grade_log
+    from nanoswe_harbor.task import load_task
+
+    loaded = load_task(task)
+    expected: dict[str, Any] = {
+        "parser": loaded.parser,
+        "fail_to_pass": list(loaded.fail_to_pass),
+        "pass_to_pass": list(loaded.pass_to_pass),
+    }
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise HarborError(f"{log}: {error.strerror}; give the log of run_eval.sh") from error
+    report = grade_log(text, expected, nonce=nonce)
+    if as_json:
+        click.echo(json.dumps(report, indent=1))
+    else:
+        verdict = "resolved" if report["resolved"] else "not resolved"
+        reason = f" ({report['reason']})" if report["reason"] else ""
+        click.echo(f"{loaded.task_id}: {verdict}{reason}")
+    sys.exit(2 if report["infra"] else 0 if report["resolved"] else 1)
+
+
+def _brief(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    line = " ".join(text.split())
+    return line if len(line) <= 100 else f"{line[:97]}..."
+
+
+def main() -> None:
+    """Run the command line; the one place where errors become exit codes."""
+    try:
+        sys.exit(cli.main(standalone_mode=False))
+    except (HarborError, OSError) as error:
+        message, code = str(error), 2
+    except click.ClickException as error:
+        message, code = error.format_message(), 2
+    except (click.Abort, KeyboardInterrupt):
+        message, code = "interrupted", 130
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    sys.exit(code)

@@ -1,0 +1,129 @@
+"""Nano cases: what one nano repository says, as text; no disk, no git.
+
+In: a split, a count, a seed. Out: NanoCase values, each a function of (split, seed, index) alone.
+A function name belongs to one split by a hash of the name, so no train case shares one with a
+held-out case, at any seed. Refuses (ValueError) an unknown split.
+"""
+
+import functools
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nanoswe_harbor.nano.words import BUGS, NOUNS, SENTENCES, THINGS, VERBS, Bug
+
+SPLITS = ("train", "heldout")
+HELDOUT_OF_256 = 96  # names whose hash byte is below this are held out
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function `name(args)`; its correct body is `bug.good`."""
+
+    name: str
+    args: tuple[str, str]
+    bug: Bug
+
+    def source(self, expression: str) -> str:
+        return f"def {self.name}({', '.join(self.args)}):\n    return {expression}\n"
+
+    def expression(self, template: str) -> str:
+        return template.format(a=self.args[0], b=self.args[1])
+
+
+@dataclass(frozen=True)
+class NanoCase:
+    """One repository with one bug. `good`, `bug`, `tempting` are expressions over `args`."""
+
+    split: str
+    seed: int
+    index: int
+    repo: str
+    instance_id: str
+    name: str  # the function with the bug
+    args: tuple[str, str]
+    kind: str
+    file_name: str
+    file_text: str  # with the bug
+    issue: str
+    good: str
+    bug: str
+    tempting: str
+    functions: tuple[Function, ...]  # of file_name, in order; one of them is `name`
+    other_module: str  # "" where the repository has one module
+    other_functions: tuple[Function, ...]
+
+    @property
+    def target(self) -> Function:
+        return next(f for f in self.functions if f.name == self.name)
+
+
+def cases(split: str, count: int, seed: int) -> Iterator[NanoCase]:
+    """The first `count` cases of a split."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; take one of {', '.join(SPLITS)}")
+    for index in range(count):
+        yield _case(split, seed, index)
+
+
+def fix_command(case: NanoCase, expression: str) -> str:
+    """The shell command that makes the buggy function return `expression`."""
+    return f"sed -i '/def {case.name}/,/return/s|return .*|return {expression}|' {case.file_name}"
+
+
+def module_text(functions: tuple[Function, ...], name: str, expression: str) -> str:
+    """A module's text, where function `name` returns `expression` and the others are correct."""
+    return "\n\n".join(
+        f.source(expression if f.name == name else f.expression(f.bug.good)) for f in functions
+    )
+
+
+@functools.cache
+def names(split: str) -> tuple[str, ...]:
+    """Every function name of a split, sorted."""
+    every = sorted(f"{verb}_{thing}" for verb in VERBS for thing in THINGS)
+    return tuple(name for name in every if _split_of(name) == split)
+
+
+def _split_of(name: str) -> str:
+    return "heldout" if hashlib.sha256(name.encode()).digest()[0] < HELDOUT_OF_256 else "train"
+
+
+def _case(split: str, seed: int, index: int) -> NanoCase:
+    rng = random.Random(f"{split}/{seed}/{index}")
+    module, other_module, *words = rng.sample(NOUNS, 14)
+    pool = rng.sample(names(split), 5)
+    arguments = [(words[2 * i], words[2 * i + 1]) for i in range(5)]
+    functions = [Function(pool[i], arguments[i], rng.choice(BUGS)) for i in range(5)]
+    # Kinds go round, so that any run of cases is balanced.
+    target = Function(pool[0], arguments[0], BUGS[index % len(BUGS)])
+    own = [target, *functions[1 : rng.choice((2, 3))]]
+    rng.shuffle(own)
+    others = tuple(functions[3 : rng.choice((3, 4, 5))])
+    file_name = f"{module}.py"
+    good, bug, tempting = (
+        target.expression(t) for t in (target.bug.good, target.bug.bug, target.bug.tempting)
+    )
+    phrase = target.expression(target.bug.phrase)
+    a, b = target.args
+    issue = rng.choice(SENTENCES).format(name=target.name, a=a, b=b, file=file_name, phrase=phrase)
+    return NanoCase(
+        split=split,
+        seed=seed,
+        index=index,
+        repo=f"nano/{split}-{index:04d}",
+        instance_id=f"nano__{split}-{index:04d}",
+        name=target.name,
+        args=target.args,
+        kind=target.bug.kind,
+        file_name=file_name,
+        file_text=module_text(tuple(own), target.name, bug),
+        issue=issue,
+        good=good,
+        bug=bug,
+        tempting=tempting,
+        functions=tuple(own),
+        other_module=other_module if others else "",
+        other_functions=others,
+    )
