@@ -1,0 +1,177 @@
+"""`nanoswe-trainer`: run a recipe, check one, export a run's weights.
+
+Exit codes: 0 fine, 1 the run ended without what it was to show, 2 could not run (one line on stderr says why),
+130 interrupted (the run resumes). Progress goes to stderr, results to stdout.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="nanoswe-trainer")
+def cli() -> None:
+    """SFT and GRPO for coding agents."""
+
+
+def find_recipe(name: str, folder: str) -> Path:
+    """A path as it is, else a name below recipes/."""
+    path = Path(name)
+    return path if path.suffix in (".yaml", ".yml") else Path("recipes", folder, f"{name}.yaml")
+
+
+def _load(name: str, overrides: tuple[str, ...], folder: str = "train") -> Any:
+    from nanoswe_evalkit.recipe import load_recipe
+
+    from nanoswe_trainer.recipe import TrainRecipe
+
+    return load_recipe(find_recipe(name, folder), overrides, TrainRecipe)
+
+
+async def _sandbox_kind(recipe: Any, work: Path, fall_back: bool, view: Any) -> str:
+    from nanoswe_evalkit.sandboxes import pick
+    from nanoswe_evalkit.sandboxes.base import SandboxError
+
+    try:
+        return await pick(recipe.sandbox.kind, work)
+    except SandboxError as error:
+        if not fall_back:
+            raise
+        view.note(f"WARNING: {error}")
+        view.note("WARNING: falling back to `allowlist`: a few named programs on a temporary copy, and NO isolation.")
+        return "allowlist"
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Folder of run folders.")
+@click.option("--allowlist-fallback", is_flag=True, help="Where no sandbox can start, use `allowlist` (demo only).")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def run(recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool, as_json: bool) -> None:
+    """Run RECIPE (a name below recipes/train, or a path) with section.key=value overrides; resumes if it was begun."""
+    from nanoswe_evalkit.report import write_report
+
+    from nanoswe_trainer.loop import train
+    from nanoswe_trainer.view import View
+
+    loaded = _load(recipe, overrides)
+    folder = runs / loaded.name
+    folder.mkdir(parents=True, exist_ok=True)
+
+    async def main(view: Any) -> Any:
+        kind = await _sandbox_kind(loaded, folder / "work", allowlist_fallback, view)
+        return await train(loaded, folder, kind, view)
+
+    with View() as view:
+        summary = asyncio.run(main(view))
+    report = write_report(folder)
+    shutil.rmtree(folder / "work", ignore_errors=True)
+    if as_json:
+        click.echo(json.dumps({**asdict(summary), "report": str(report)}))
+    else:
+        _print_summary(summary, report)
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--allowlist-fallback", is_flag=True)
+@click.pass_context
+def sft(
+    context: click.Context, recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool
+) -> None:
+    """SFT and its evaluation only: RECIPE with train.steps=0."""
+    path = find_recipe(recipe, "sft")
+    context.invoke(
+        run, recipe=str(path), overrides=(*overrides, "train.steps=0"), runs=runs,
+        allowlist_fallback=allowlist_fallback, as_json=False,
+    )  # fmt: skip
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+def check(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Validate RECIPE and its tasks, and print it resolved. Nothing is run."""
+    from nanoswe_evalkit.recipe import dump_recipe
+    from nanoswe_harbor.task import load_tasks
+
+    loaded = _load(recipe, overrides)
+    count = len(load_tasks(loaded.tasks.path))
+    click.echo(dump_recipe(loaded) + f"# {count} tasks in {loaded.tasks.path}")
+
+
+@cli.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+def export(run_dir: Path, out: Path) -> None:
+    """Copy a finished run's weights, tokenizer and template: a folder that transformers and vLLM load."""
+    source = run_dir / "export"
+    if not (source / "model.safetensors").exists():
+        raise click.ClickException(f"{source}: no weights there; finish the run first (run it again to resume)")
+    if out.exists():
+        raise click.ClickException(f"{out} exists; name a new folder")
+    shutil.copytree(source, out)
+    click.echo(str(out))
+
+
+def _print_summary(summary: Any, report: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    k = summary.before["sampled"]["k"]
+    table = Table(title="held-out tasks, 95 % intervals")
+    for column in ("", "after SFT", "after RL", "gain"):
+        table.add_column(column)
+    for kind, name in (("sampled", f"avg@{k}, temperature as trained"), ("greedy", "greedy accuracy")):
+        cells = [
+            f"{e[kind]['avg_at_k']:.2f}  [{e[kind]['avg_low']:.2f}, {e[kind]['avg_high']:.2f}]"
+            for e in (summary.before, summary.after)
+        ]
+        value, low, high = summary.gains[kind]
+        table.add_row(name, *cells, f"{value:+.2f}  [{low:+.2f}, {high:+.2f}]")
+    before, after = (e["sampled"]["pass_at_k"] for e in (summary.before, summary.after))
+    table.add_row(f"pass@{k}", f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+    lost = sum(e[kind]["trials_without_reward"] for e in (summary.before, summary.after) for kind in e)
+    table.caption = f"{summary.before['sampled']['tasks']} tasks; {lost} trials without a reward (our machinery's failures)"
+    Console().print(table)
+    click.echo(f"report: {report}")
+
+
+def main() -> None:
+    """The console script: every expected error is one line."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):
+        click.echo("interrupted; run the same command again to resume", err=True)
+        sys.exit(130)
+    except ImportError as error:
+        click.echo(f"error: {error.name} is not installed: pip install 'nanoswe-trainer[cpu]'", err=True)
+        sys.exit(2)
+    except Exception as error:
+        if not _expected(error):
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _expected(error: BaseException) -> bool:
+    """Errors that name themselves: ours by class, and the operating system's (a full disk, a missing folder)."""
+    if isinstance(error, BaseExceptionGroup):
+        return len(error.exceptions) == 1 and _expected(error.exceptions[0])
+    ours = type(error).__module__.startswith("nanoswe_")
+    return ours or isinstance(error, OSError)

@@ -1,0 +1,106 @@
+"""Where training rows come from: nano demonstrations for SFT, sealed trajectories with their trials for RL.
+
+SFT rows are rendered by the proxy's renderer from the very messages that the `nano` agent would exchange, so the tokens
+trained are those that would have been sampled. RL rows are the sampled tokens themselves; nothing is ever decoded and
+encoded again. Refuses a trial whose trajectory is missing: a reward without its tokens is a fault of ours.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT
+from nanoswe_evalkit.trial import Trial
+from nanoswe_harbor.nano import BUGS, NanoCase, cases, fix_command
+from nanoswe_proxy.render.base import Encoded, Renderer
+from nanoswe_proxy.trajectory import Provenance, Trajectory
+
+from nanoswe_trainer.algo import Truncated, group_advantages, token_weights, trusted_reward
+from nanoswe_trainer.pack import Row
+
+NOTHING = "(no output)"
+
+
+def conversation(case: NanoCase, expression: str) -> list[dict]:
+    """The finished conversation of an agent that repairs `case` with `expression`, as normal messages."""
+
+    def call(command: str) -> dict:
+        arguments = '{"command": "' + command + '"}'
+        return {"role": "assistant", "content": "", "calls": [{"name": "bash", "arguments": arguments}]}
+
+    return [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": case.issue + "\n"},
+        call(f"cat {case.file_name}"),
+        {"role": "tool", "content": case.file_text},
+        call(fix_command(case, expression)),
+        {"role": "tool", "content": NOTHING},
+        call("submit"),
+    ]
+
+
+def demonstrations(count: int, seed: int, wrong: Sequence[float]) -> Iterator[tuple[NanoCase, str]]:
+    """Train cases, each with the repair shown for it.
+
+    The bug kinds take turns through `wrong`: the chance that a kind's demonstrations show the tempting wrong repair.
+    They are imperfect on purpose, as found data is: what RL is for.
+    """
+    chance = {bug.kind: wrong[i % len(wrong)] for i, bug in enumerate(BUGS)}
+    rng = random.Random(f"demonstrations/{seed}")
+    # seed + 1: the cases of seed 0 are the tasks that `convert nano` writes
+    for case in cases("train", count, seed + 1):
+        yield case, case.tempting if rng.random() < chance[case.kind] else case.good
+
+
+def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> list[Row]:
+    """One row each; would-be-sampled tokens weigh 1, the others `context_weight`, then all are scaled to sum to 1."""
+    raw = []
+    for parts in conversations:
+        kinds = "".join(part.provenance for part in parts)
+        weights = [1.0 if kind == Provenance.SAMPLED else context_weight for kind in kinds]
+        raw.append(([t for part in parts for t in part.ids], [0.0, *weights[1:]]))
+    total = sum(sum(weights) for _, weights in raw)
+    return [Row(tuple(ids), tuple(w / total for w in weights)) for ids, weights in raw]
+
+
+def render(renderer: Renderer, case: NanoCase, expression: str) -> list[Encoded]:
+    """Context and would-be-sampled stretches of one demonstration; ends with the last sampled token."""
+    return renderer.render_messages(conversation(case, expression), None)
+
+
+@dataclass
+class GroupBatch:
+    """What one RL step trains on, and the counts that say what it left out."""
+
+    rows: list[Row] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)  # every reward known, trained or not
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def rl_rows(
+    groups: Sequence[Sequence[Trial]], trajectories: Mapping[str, Trajectory], *,
+    advantage: str, normaliser: str, truncated: Truncated, max_length: int,
+) -> GroupBatch:  # fmt: skip
+    """Rows in (group, attempt) order, never by arrival, so that a batch is a function of its trials alone."""
+    out = GroupBatch(counts=dict.fromkeys(("groups_all_0", "groups_all_1", "groups_all_equal", "groups_too_few"), 0))
+    chosen = []
+    for group in groups:
+        out.rewards += [t.reward for t in group if t.reward is not None]
+        trusted = [trusted_reward(t.stop, t.outcome, t.reward, truncated) for t in group]
+        advantages = group_advantages(trusted, kind=advantage)
+        if advantages.dropped:
+            out.counts[f"groups_{advantages.dropped}"] += 1
+        for trial, value in zip(group, advantages.values, strict=True):
+            if value is not None:
+                if trial.trial_id not in trajectories:
+                    raise LookupError(f"trial {trial.trial_id} has a reward and no trajectory")
+                chosen += [(s, value) for s in trajectories[trial.trial_id].samples if any(s.mask)]
+    weights = token_weights([sum(s.mask) for s, _ in chosen], normaliser, max_length) if chosen else []
+    for (sample, value), weight in zip(chosen, weights, strict=True):
+        out.rows.append(Row(
+            tokens=sample.tokens,
+            weights=tuple(weight if m else 0.0 for m in sample.mask),
+            advantages=(value,) * len(sample.tokens),
+            behaviour=sample.logprobs,
+        ))  # fmt: skip
+    return out

@@ -1,0 +1,233 @@
+"""The embedded engine: token ids of a session in, sampled tokens with logprobs and version out, on the CPU.
+
+Continuous batching over fixed slots. A session keeps its slot, and the keys and values of its prefix, across turns until
+it is released; a prompt must extend what the slot holds, else the slot is refilled from the point where they part.
+Every forward has one of two fixed shapes (prefill: PREFILL_ROWS x PREFILL_WIDTH, decode: slots x 1) and the random number
+of a token is a hash of (seed key, position), so what a session samples does not depend on who else is being served.
+Refuses: a prompt that does not fit the context, an empty prompt. A session over the slot count waits for a free one.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from nanoswe_proxy.engine.base import Sampled, Sampling
+from torch import Tensor
+
+from nanoswe_trainer.model import Attend, Decoder
+
+PREFILL_ROWS, PREFILL_WIDTH = 8, 32
+
+
+def uniform(seed_key: str, position: int) -> float:
+    """The random number in [0, 1) that decides the token at `position`."""
+    digest = hashlib.blake2b(f"{seed_key}:{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+@dataclass
+class Request:
+    """One turn under way in a slot."""
+
+    ids: list[int]
+    sampling: Sampling
+    out: "asyncio.Queue[Sampled | BaseException]"
+    produced: int = 0
+
+
+@dataclass
+class Slot:
+    session: str = ""
+    held: list[int] = field(default_factory=list)  # tokens whose keys and values are in the cache
+    request: Request | None = None
+
+    def pending(self) -> int:
+        """Prompt tokens that are still to be prefilled; the last one is decoded, for its logits."""
+        return len(self.request.ids) - 1 - len(self.held) if self.request else 0
+
+
+class LocalEngine:
+    """An `Engine` (see nanoswe_proxy.engine.base) over a Decoder that the trainer may change between calls."""
+
+    def __init__(self, decoder: Decoder, *, slots: int, max_context: int, compute: ThreadPoolExecutor):
+        config = decoder.config
+        self.decoder, self.max_context, self._compute = decoder, max_context, compute
+        self.version, self.generated, self.prefilled = 0, 0, 0
+        shape = (slots, config.num_key_value_heads, max_context, config.head_dim)
+        # one spare slot takes the writes of unused prefill rows
+        self._keys, self._values = (
+            torch.zeros(config.num_hidden_layers, shape[0] + 1, *shape[1:]) for _ in range(2)
+        )
+        self._slots = [Slot() for _ in range(slots)]
+        self._by_session: dict[str, Slot] = {}
+        self._free = asyncio.Semaphore(slots)
+        self._runner: asyncio.Task[None] | None = None
+
+    async def generate(
+        self, session: str, ids: Sequence[int], sampling: Sampling
+    ) -> AsyncIterator[Sampled]:
+        """Yield tokens until a stop id (included) or max_tokens."""
+        if not 0 < len(ids) < self.max_context:
+            raise ValueError(f"a prompt of {len(ids)} tokens does not fit a context of {self.max_context}")
+        slot = self._by_session.get(session) or await self._take_slot(session)
+        if slot.request:
+            raise RuntimeError(f"session {session} already has a turn under way")
+        shared = 0
+        while shared < min(len(slot.held), len(ids) - 1) and slot.held[shared] == ids[shared]:
+            shared += 1
+        del slot.held[shared:]
+        request = slot.request = Request(list(ids), sampling, asyncio.Queue())
+        if self._runner is None or self._runner.done():
+            self._runner = asyncio.create_task(self._run())
+        try:
+            while True:
+                item = await request.out.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if self._ended(request, item.token):
+                    return
+        finally:
+            if slot.request is request:  # the caller went away in the middle
+                slot.request = None
+
+    async def release(self, session: str) -> None:
+        """Give the session's slot back; a session that holds none is fine."""
+        slot = self._by_session.pop(session, None)
+        if slot:
+            slot.session, slot.request, slot.held = "", None, []
+            self._free.release()
+
+    def load(self) -> None:
+        """The weights have changed in place: count the version and forget every cached prefix."""
+        self.version += 1
+        for slot in self._slots:
+            slot.held = []
+
+    async def _take_slot(self, session: str) -> Slot:
+        await self._free.acquire()
+        slot = next(s for s in self._slots if not s.session)
+        slot.session = session
+        self._by_session[session] = slot
+        return slot
+
+    def _ended(self, request: Request, token: int) -> bool:
+        return (
+            token in request.sampling.stop_ids
+            or request.produced >= request.sampling.max_tokens
+            or len(request.ids) >= self.max_context
+        )
+
+    async def _run(self) -> None:
+        """Steps until nothing is under way. Computing happens in the compute thread, bookkeeping here."""
+        loop = asyncio.get_running_loop()
+        while any(s.request for s in self._slots):
+            await asyncio.sleep(0)  # let requests that are ready join this step
+            filling = [i for i, s in enumerate(self._slots) if s.pending() > 0][:PREFILL_ROWS]
+            ready = [i for i, s in enumerate(self._slots) if s.request and not s.pending()]
+            requests = [self._slots[i].request for i in ready]
+            try:
+                if filling:
+                    await loop.run_in_executor(self._compute, self._prefill, filling)
+                if ready:
+                    drawn = await loop.run_in_executor(self._compute, self._decode, ready)
+                    for i, request, (token, logprob) in zip(ready, requests, drawn, strict=True):
+                        self._deliver(self._slots[i], request, token, logprob)
+            except Exception as error:  # the engine's failure belongs to every turn under way
+                for slot in self._slots:
+                    if slot.request:
+                        slot.request.out.put_nowait(error)
+                        slot.request, slot.held = None, []
+
+    def _deliver(self, slot: Slot, request: Request | None, token: int, logprob: float) -> None:
+        if request is None or slot.request is not request:
+            return  # aborted while the step ran
+        slot.held.append(request.ids[-1])
+        request.ids.append(token)
+        request.produced += 1
+        self.generated += 1
+        request.out.put_nowait(Sampled(token=token, logprob=logprob, version=self.version))
+        if self._ended(request, token):
+            slot.request = None
+
+    def _attend(self, rows_B: Tensor, starts_B: Tensor, width: int) -> Attend:
+        """Attention of `width` new tokens per row over the row's cache, which takes their keys and values first."""
+        config = self.decoder.config
+        kv, repeat = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+        count, at_BW = len(rows_B), starts_B[:, None] + torch.arange(width)
+        mask = torch.arange(self.max_context) <= at_BW[:, :, None]  # (B, W, context)
+        mask = mask.repeat(1, repeat, 1)[:, None]
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._keys[layer], self._values[layer]
+            keys[rows_B[:, None], :, at_BW] = k.view(count, width, kv, -1)
+            values[rows_B[:, None], :, at_BW] = v.view(count, width, kv, -1)
+            # grouped queries become extra rows of their key head, so keys are never repeated
+            q = q.view(count, width, kv, repeat, -1).permute(0, 2, 3, 1, 4)
+            scores = q.reshape(count, kv, repeat * width, -1) @ keys[rows_B].transpose(-1, -2)
+            scores = (scores * config.head_dim**-0.5).masked_fill(~mask, float("-inf"))
+            out = scores.softmax(-1) @ values[rows_B]
+            return out.view(count, kv, repeat, width, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
+
+        return attend
+
+    @torch.inference_mode()
+    def _prefill(self, filling: list[int]) -> None:
+        ids = torch.zeros(PREFILL_ROWS, PREFILL_WIDTH, dtype=torch.long)
+        rows = torch.full((PREFILL_ROWS,), len(self._slots))
+        starts = torch.zeros(PREFILL_ROWS, dtype=torch.long)
+        counts = []
+        for row, index in enumerate(filling):
+            slot = self._slots[index]
+            if not slot.request:  # aborted since it was chosen
+                counts.append(0)
+                continue
+            start = len(slot.held)
+            chunk = slot.request.ids[start : min(start + PREFILL_WIDTH, len(slot.request.ids) - 1)]
+            # a full-width write must stay inside the cache: near its end the window begins earlier
+            begin = min(start, self.max_context - PREFILL_WIDTH)
+            window = slot.request.ids[begin : start + len(chunk)]
+            ids[row, : len(window)] = torch.tensor(window)
+            rows[row], starts[row] = index, begin
+            counts.append(len(chunk))
+        positions = (starts[:, None] + torch.arange(PREFILL_WIDTH)).flatten()
+        self.decoder(ids.flatten(), positions, self._attend(rows, starts, PREFILL_WIDTH))
+        for index, count in zip(filling, counts, strict=True):
+            slot = self._slots[index]
+            if slot.request and count:
+                slot.held += slot.request.ids[len(slot.held) : len(slot.held) + count]
+                self.prefilled += count
+
+    @torch.inference_mode()
+    def _decode(self, ready: list[int]) -> list[tuple[int, float]]:
+        count = len(self._slots)
+        ids, starts = torch.zeros(count, dtype=torch.long), torch.zeros(count, dtype=torch.long)
+        temperatures = torch.ones(count)
+        requests = [self._slots[i].request for i in ready]
+        for i, request in zip(ready, requests, strict=True):
+            if request:
+                ids[i], starts[i] = request.ids[-1], len(request.ids) - 1
+                temperatures[i] = request.sampling.temperature or 1.0
+        # an idle slot's dummy token goes to the end of its cache, where nothing is kept
+        idle = torch.ones(count, dtype=torch.bool)
+        idle[ready] = False
+        starts[idle] = self.max_context - 1
+        hidden = self.decoder(ids, starts, self._attend(torch.arange(count), starts, 1))
+        logprobs = torch.log_softmax(self.decoder.head(hidden).float() / temperatures[:, None], -1)
+        cumulative = logprobs.double().exp().cumsum(-1)
+        drawn = []
+        for i, request in zip(ready, requests, strict=True):
+            if not request:
+                drawn.append((0, 0.0))
+                continue
+            if request.sampling.temperature == 0:
+                token = int(logprobs[i].argmax())
+            else:
+                u = uniform(request.sampling.seed_key, len(request.ids)) * float(cumulative[i, -1])
+                token = int(torch.searchsorted(cumulative[i], torch.tensor(u, dtype=torch.float64), right=True))
+                token = min(token, logprobs.shape[1] - 1)
+            drawn.append((token, float(logprobs[i, token])))
+        return drawn

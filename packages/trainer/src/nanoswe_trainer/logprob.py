@@ -1,0 +1,39 @@
+"""A Decoder and a Batch in; per trained token its logprob and the entropy of the distribution it came from, out.
+
+The head runs on trained positions only and in chunks that are recomputed in the backward pass, so (T, vocabulary)
+never exists at once. Everything after the head is fp32.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nanoswe_trainer.model import Decoder, packed_attention
+from nanoswe_trainer.pack import Batch
+
+CHUNK = 4096
+
+
+def _head(
+    decoder: Decoder, hidden_ND: Tensor, targets_N: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = decoder.head(hidden_ND).float()
+    all_logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
+    with torch.no_grad():
+        entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return all_logprobs.gather(1, targets_N[:, None])[:, 0], entropy
+
+
+def token_logprobs(
+    decoder: Decoder, batch: Batch, *, temperature: float = 1.0, bf16: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(logprobs_N, entropy_N) in fp32, at the temperature that the engine sampled with."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        hidden = decoder(batch.ids_T, batch.positions_T, packed_attention(batch.lengths))
+        rows = hidden.index_select(0, batch.predictors_N)
+        parts = [
+            checkpoint(_head, decoder, h, t, temperature, use_reentrant=False)
+            for h, t in zip(rows.split(CHUNK), batch.targets_N.split(CHUNK), strict=True)
+        ]
+    logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    return logprobs, entropy

@@ -1,0 +1,213 @@
+"""One run, start to end: a recipe and a folder in; trained weights, records and a report in that folder out.
+
+The stages are SFT, an evaluation, RL, the same evaluation again. Each is left out when the recipe gives it no steps, and
+skipped when the checkpoint says that it is done: a killed run goes on where it was. Refuses a folder made by another recipe.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nanoswe_evalkit.recipe import dump_recipe
+from nanoswe_evalkit.tracker import Tracker
+from nanoswe_evalkit.trial import Trial
+from nanoswe_evalkit.runner import read_trials
+from nanoswe_harbor.task import Task, load_tasks
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.trajectory import Trajectory
+
+from nanoswe_trainer import checkpoint, tiny
+from nanoswe_trainer.loop_rl import train_rl
+from nanoswe_trainer.loop_sft import train_sft
+from nanoswe_trainer.metrics import eval_metrics, gain
+from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
+from nanoswe_trainer.recipe import TrainRecipe, digest
+from nanoswe_trainer.rollout import Rollouts, append_records, open_rollouts
+from nanoswe_trainer.view import View
+from nanoswe_trainer.worker import Worker
+
+STAGES = ("sft", "eval_before", "rl", "eval_after", "done")
+RECORDS = ("trials.jsonl", "trajectories.jsonl", "metrics.jsonl")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains: value, low, high."""
+
+    before: dict[str, dict[str, Any]]
+    after: dict[str, dict[str, Any]]
+    gains: dict[str, tuple[float, float, float]]
+
+
+class Run:
+    """What the stages share. `compute` is the one thread that all tensor work runs on, so nothing races."""
+
+    def __init__(self, recipe: TrainRecipe, folder: Path, sandbox_kind: str, tracker: Tracker, view: View):
+        self.recipe, self.folder, self.sandbox_kind = recipe, folder, sandbox_kind
+        self.tracker, self.view = tracker, view
+        self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        tasks = load_tasks(recipe.tasks.path)
+        self.tasks = tasks[: recipe.tasks.limit]
+        self.heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)[: recipe.tasks.limit]
+        self.model_dir = folder / "model"
+        if not (self.model_dir / "config.json").exists():
+            tiny.create(self.model_dir, recipe.seed)
+        self.renderer = ChatMLRenderer(self.model_dir)
+        tokens = self.renderer.codec.full
+        texts = [tokens.decode([i], skip_special_tokens=False) for i in range(tokens.get_vocab_size())]
+        (folder / "tokens.json").write_text(json.dumps(texts))
+        self.decoder: Decoder = load_decoder(self.model_dir)
+        self.digest = digest(recipe)
+        found = checkpoint.load(folder / "checkpoints", self.digest)
+        self.position, self.state = found or (checkpoint.Position(STAGES[0], 0), {})
+        if self.state:
+            self.decoder.load_state_dict(self.state["model"])
+            checkpoint.truncate(folder, self.position.sizes)
+            view.note(f"resuming {folder} at {self.position.stage}, step {self.position.step}")
+
+    async def in_compute(self, function: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.compute, function, *arguments)
+
+    def pending(self, stage: str) -> int | None:
+        """The step at which `stage` starts, or None when it is behind us."""
+        if STAGES.index(stage) < STAGES.index(self.position.stage):
+            return None
+        return self.position.step if stage == self.position.stage else 0
+
+    def save(self, stage: str, step: int, state: dict[str, Any]) -> None:
+        sizes = {n: (self.folder / n).stat().st_size for n in RECORDS if (self.folder / n).exists()}
+        self.position = checkpoint.Position(stage, step, sizes)
+        checkpoint.save(self.folder / "checkpoints", self.position, state, self.digest)
+
+    def finish(self, stage: str) -> None:
+        self.save(STAGES[STAGES.index(stage) + 1], 0, {"model": self.decoder.state_dict()})
+
+    def worker(self, stage: str, **settings: Any) -> Worker:
+        """A worker on the shared decoder, with its optimizer where the checkpoint left it."""
+        cluster = self.recipe.cluster
+        worker = Worker(self.decoder, max_tokens=cluster.max_tokens, bf16=cluster.bf16, **settings)
+        if self.position.stage == stage and "optimizers" in self.state:
+            worker.load(self.state)
+        return worker
+
+
+async def sft_stage(run: Run) -> None:
+    recipe, first = run.recipe, run.pending("sft")
+    if first is None:
+        return
+    if not recipe.sft.steps:
+        run.finish("sft")
+        return
+    worker = run.worker(
+        "sft", learning_rate=recipe.sft.learning_rate, muon_learning_rate=recipe.sft.muon_learning_rate
+    )
+    run.view.stage("SFT", recipe.sft.steps, first)
+    cancelled = False
+
+    def after_step(done: int, metrics: dict[str, float]) -> None:
+        run.tracker.log({"stage": "sft", **metrics}, done)
+        run.view.numbers(metrics)
+        run.view.advance(done)
+        if done % (10 * recipe.train.checkpoint_steps) == 0 and done < recipe.sft.steps:
+            run.save("sft", done, worker.state())
+        if cancelled:
+            raise KeyboardInterrupt
+
+    def work() -> None:
+        torch.set_num_threads(recipe.cluster.train_threads)
+        train_sft(recipe, worker, run.renderer, first, after_step)
+
+    try:
+        await run.in_compute(work)
+    except asyncio.CancelledError:
+        cancelled = True
+        raise
+    run.finish("sft")
+
+
+async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dict[str, list[Trial]]:
+    """avg@k at the recipe's temperature and one greedy attempt per held-out task; trials by "sampled" and "greedy"."""
+    recipe, name = run.recipe, stage.removeprefix("eval_")
+    kinds = {"sampled": ("e", recipe.model.temperature, recipe.eval.attempts), "greedy": ("g", 0.0, 1)}
+    recorded = run.folder / "trials.jsonl"
+    if run.pending(stage) is None:
+        old = read_trials(recorded)
+        prefixes = {k: f"{letter}{step:05}." for k, (letter, _, _) in kinds.items()}
+        return {k: [t for t in old if t.trial_id.startswith(p)] for k, p in prefixes.items()}
+    run.view.stage(f"evaluate {name}", len(run.heldout) * (recipe.eval.attempts + 1))
+    results = {}
+    for kind, (letter, temperature, attempts) in kinds.items():
+        began = time.monotonic()
+
+        def on_trial(trial: Trial) -> None:
+            run.view.advance()
+            run.view.trial(trial)
+
+        trials, _ = await rollouts.run(
+            run.heldout, attempts, f"{letter}{step:05}", temperature=temperature, on_trial=on_trial,
+            path=recorded, trajectories_path=run.folder / "trajectories.jsonl",
+        )  # fmt: skip
+        numbers = eval_metrics(trials, attempts, recipe.seed)
+        numbers["trials_per_sec"] = len(trials) / (time.monotonic() - began)
+        run.tracker.log({"stage": "eval", "name": name, "greedy": kind == "greedy", **numbers}, step)
+        results[kind] = trials
+    run.finish(stage)
+    return results
+
+
+async def rl_stage(run: Run, rollouts: Rollouts) -> None:
+    recipe, first = run.recipe, run.pending("rl")
+    if first is None:
+        return
+    train = recipe.train
+    worker = run.worker("rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm)
+    rollouts.engine.version = first
+    run.view.stage("RL (GRPO)", train.steps, first)
+
+    def after_step(
+        done: int, metrics: dict[str, float], trials: Sequence[Trial], trajectories: dict[str, Trajectory]
+    ) -> None:
+        append_records(run.folder, trials, trajectories)
+        run.tracker.log({"stage": "rl", **metrics}, done)
+        run.view.numbers(metrics)
+        run.view.advance(done)
+        if done % train.checkpoint_steps == 0 and done < train.steps:
+            run.save("rl", done, worker.state())
+
+    await train_rl(recipe, worker, rollouts, run.tasks, first, run.compute, after_step, run.view.trial)
+    run.finish("rl")
+
+
+async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary:
+    """All stages; writes `folder`/{recipe.yaml, *.jsonl, checkpoints/, model/, export/}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+    config = recipe.model_dump(mode="json")
+    mirror = recipe.tasks.mirror or recipe.tasks.path.parent / "mirror"
+    with Tracker(folder, recipe.name, config, wandb=recipe.eval.tracker == "wandb") as tracker:
+        run = Run(recipe, folder, sandbox_kind, tracker, view)
+        try:
+            await sft_stage(run)
+            async with open_rollouts(
+                recipe, run.decoder, run.renderer, sandbox_kind, folder / "work", mirror, run.compute
+            ) as rollouts:
+                before = await eval_stage(run, "eval_before", 0, rollouts)
+                await rl_stage(run, rollouts)
+                after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
+        finally:
+            run.compute.shutdown(cancel_futures=True)
+        save_decoder(run.decoder, folder / "export")
+        for name in ("tokenizer.json", "chat_template.jinja"):
+            (folder / "export" / name).write_bytes((run.model_dir / name).read_bytes())
+    attempts = {"sampled": recipe.eval.attempts, "greedy": 1}
+    return Summary(
+        before={k: eval_metrics(before[k], n, recipe.seed) for k, n in attempts.items()},
+        after={k: eval_metrics(after[k], n, recipe.seed) for k, n in attempts.items()},
+        gains={k: gain(before[k], after[k], recipe.seed) for k in attempts},
+    )

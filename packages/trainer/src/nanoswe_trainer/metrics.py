@@ -1,0 +1,50 @@
+"""The numbers practitioners watch, defined once: trials in, flat dicts of floats for metrics.jsonl out.
+
+Token-level numbers (loss, entropy, ratios, gaps) come from `algo` and `worker`; here are those of whole trials.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from nanoswe_evalkit.passk import avg_at_k, counts_of, paired_difference, pass_estimate
+from nanoswe_evalkit.trial import Trial
+
+from nanoswe_trainer.data import GroupBatch
+
+
+def rollout_metrics(trials: Sequence[Trial], batch: GroupBatch) -> dict[str, float]:
+    """Of one RL step: rewards, how trials ended, and what the batch left out."""
+    rewards = batch.rewards
+    numbers: dict[str, float] = {
+        "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+        "trials": len(trials),
+        "trials_without_reward": len(trials) - len(rewards),
+        "samples_trained": len(batch.rows),
+        "turns_mean": sum(t.turns for t in trials) / max(len(trials), 1),
+        **batch.counts,
+    }
+    for kind, count in sorted(Counter(f"stop_{t.stop}" for t in trials if t.stop).items()):
+        numbers[kind] = count
+    for kind, count in sorted(Counter(f"outcome_{t.outcome}" for t in trials).items()):
+        numbers[kind] = count
+    return numbers
+
+
+def eval_metrics(trials: Sequence[Trial], attempts: int, seed: int) -> dict[str, Any]:
+    """avg@k and pass@k with 95 % intervals, k = the attempts at each task."""
+    counts = counts_of(trials)
+    average = avg_at_k(counts, seed)
+    full = pass_estimate(counts, attempts, seed)
+    return {
+        "avg_at_k": average.value, "avg_low": average.low, "avg_high": average.high,
+        "pass_at_k": full.value, "pass_low": full.low, "pass_high": full.high,
+        "k": attempts, "tasks": average.tasks,
+        "trials_without_reward": sum(t.reward is None for t in trials),
+    }  # fmt: skip
+
+
+def gain(before: Sequence[Trial], after: Sequence[Trial], seed: int) -> tuple[float, float, float]:
+    """The paired difference of avg@k over the same tasks: value, low, high (95 %)."""
+    difference = paired_difference(counts_of(before), counts_of(after), seed)
+    return difference.value, difference.low, difference.high

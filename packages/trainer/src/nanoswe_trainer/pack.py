@@ -1,0 +1,84 @@
+"""Samples in, one Batch of flat tensors out: the only type that holds tensors.
+
+A Row is one token stream with, per token, how much it counts in the loss (`weights`) and, for RL, its advantage and
+the logprob it was sampled with. `pack` lays rows one after another; nothing is padded and nothing is cut.
+Refuses: an empty row, a first token that is to be trained (nothing predicts it), arrays of unequal length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Row:
+    """Example: tokens (7, 8, 9), weights (0, .5, .5): tokens 8 and 9 are trained, each with weight one half."""
+
+    tokens: tuple[int, ...]
+    weights: tuple[float, ...]
+    advantages: tuple[float, ...] = ()
+    behaviour: tuple[float, ...] = ()  # logprob under the policy that sampled; anything where weight is 0
+
+    def __post_init__(self) -> None:
+        if not self.tokens or len(self.weights) != len(self.tokens):
+            raise ValueError(f"a row of {len(self.tokens)} tokens has {len(self.weights)} weights")
+        if self.weights[0]:
+            raise ValueError("the first token of a row cannot be trained: nothing predicts it")
+        for name in ("advantages", "behaviour"):
+            if len(getattr(self, name)) not in (0, len(self.tokens)):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries, not {len(self.tokens)}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of all rows; the N of them that are trained, each predicted from the token before it."""
+
+    ids_T: Tensor
+    positions_T: Tensor
+    lengths: list[int]
+    predictors_N: Tensor  # index into T of the token that predicts
+    targets_N: Tensor  # the token id predicted
+    weights_N: Tensor
+    advantages_N: Tensor
+    behaviour_N: Tensor
+    owners_N: Tensor  # index of the row
+
+
+def pack(rows: Sequence[Row]) -> Batch:
+    """Lay rows end to end in the order given."""
+    lengths = [len(row.tokens) for row in rows]
+    ids = torch.tensor([t for row in rows for t in row.tokens], dtype=torch.long)
+    weights = torch.tensor([w for row in rows for w in row.weights], dtype=torch.float32)
+
+    def optional(name: str) -> Tensor:
+        values = [v for row in rows for v in (getattr(row, name) or (0.0,) * len(row.tokens))]
+        return torch.tensor(values, dtype=torch.float32)
+
+    trained = weights.nonzero()[:, 0]
+    owners = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
+    return Batch(
+        ids_T=ids,
+        positions_T=torch.cat([torch.arange(n) for n in lengths]),
+        lengths=lengths,
+        predictors_N=trained - 1,
+        targets_N=ids[trained],
+        weights_N=weights[trained],
+        advantages_N=optional("advantages")[trained],
+        behaviour_N=optional("behaviour")[trained],
+        owners_N=owners[trained],
+    )
+
+
+def bins(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+    """Consecutive rows, cut into runs of at most `max_tokens` (a longer single row stands alone)."""
+    out: list[list[Row]] = []
+    size = max_tokens + 1
+    for row in rows:
+        if size + len(row.tokens) > max_tokens:
+            out.append([])
+            size = 0
+        out[-1].append(row)
+        size += len(row.tokens)
+    return out

@@ -1,0 +1,76 @@
+"""The trainer's recipe: evalkit's sections plus `sft`, `train` and `cluster`.
+
+In: a YAML file and dotted overrides (see nanoswe_evalkit.recipe). Out: a frozen TrainRecipe.
+Refuses what evalkit's schema refuses, and sampling filters: the trainer needs the distribution that was sampled.
+"""
+
+import hashlib
+from typing import Literal
+
+from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
+from pydantic import Field
+
+from nanoswe_trainer.algo import Truncated
+
+
+class SftSection(Section):
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps; 0 leaves SFT out."""
+    batch: int = Field(default=32, ge=1)
+    """Demonstrations a step."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """Of AdamW, for embeddings and norms."""
+    muon_learning_rate: float = Field(default=0.02, ge=0)
+    """Of Muon, for the matrices of the blocks; 0 gives them to AdamW as well."""
+    warmup_steps: int = Field(default=20, ge=0)
+    decay: float = Field(default=0.4, ge=0, le=1)
+    """The last share of the steps, over which the rate falls linearly to a twentieth."""
+    context_weight: float = Field(default=0.1, ge=0)
+    """Loss weight of a token that the agent only reads; those it writes weigh 1."""
+    wrong: tuple[float, ...] = (0.6, 0.2)
+    """Chance that a demonstration shows the tempting wrong repair; the bug kinds take turns through the list."""
+
+
+class TrainSection(Section):
+    steps: int = Field(default=0, ge=0)
+    """Optimizer steps, one a batch of groups; 0 leaves RL out."""
+    groups: int = Field(default=8, ge=1)
+    """Tasks a step."""
+    group_size: int = Field(default=8, ge=2)
+    """Attempts at each."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Of AdamW, for everything."""
+    warmup_steps: int = Field(default=4, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    advantage: Literal["mean", "mean_std"] = "mean"
+    normaliser: Literal["token", "sequence", "constant"] = "token"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.28, gt=0)
+    truncated: Truncated = Truncated.MASK
+    """What becomes of a trial that a limit cut off: mask, train or penalise."""
+    heldout: str = "heldout"
+    """The folder beside the training tasks that evaluations use."""
+    checkpoint_steps: int = Field(default=5, ge=1)
+
+
+class ClusterSection(Section):
+    max_context: int = Field(default=256, ge=64)
+    """Tokens of a conversation, observations included."""
+    slots: int = Field(default=64, ge=1)
+    """Sequences that the embedded engine decodes at once; also the bound on concurrent trials."""
+    engine_threads: int = Field(default=1, ge=1)
+    train_threads: int = Field(default=2, ge=1)
+    max_tokens: int = Field(default=8192, ge=256)
+    """Tokens of one micro-batch."""
+    bf16: bool = False
+
+
+class TrainRecipe(Recipe):
+    sft: SftSection = SftSection()
+    train: TrainSection = TrainSection()
+    cluster: ClusterSection = ClusterSection()
+
+
+def digest(recipe: TrainRecipe) -> str:
+    """What a checkpoint is bound to: every key."""
+    return hashlib.sha256(dump_recipe(recipe).encode()).hexdigest()

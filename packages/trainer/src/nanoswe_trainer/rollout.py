@@ -1,0 +1,105 @@
+"""Trials through the real parts: tasks in; trials and their sealed trajectories, in (task, attempt) order, out.
+
+One `Rollouts` is the lifetime of the embedded engine, the proxy's server in front of it, the agent and the sandboxes.
+The agent knows only a base URL; each try at a trial has a proxy session of its own, and the last try's trajectory counts.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from nanoswe_evalkit.agents.nano import NanoAgent
+from nanoswe_evalkit.runner import run_trials
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_evalkit.trial import Trial
+from nanoswe_harbor.task import Task
+from nanoswe_proxy.app import serve
+from nanoswe_proxy.proxy import Proxy
+from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.trajectory import Trajectory
+
+from nanoswe_trainer.engine.local import LocalEngine
+from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.recipe import TrainRecipe
+
+
+class Rollouts:
+    """Made by `open_rollouts`."""
+
+    def __init__(self, recipe: TrainRecipe, engine: LocalEngine, proxy: Proxy,
+                 sandboxes: SandboxFactory, agent: NanoAgent, compute: ThreadPoolExecutor):  # fmt: skip
+        self.recipe, self.engine, self._proxy = recipe, engine, proxy
+        self._sandboxes, self._agent, self._compute = sandboxes, agent, compute
+
+    async def run(
+        self, tasks: Sequence[Task], attempts: int, prefix: str, *, temperature: float,
+        on_trial: Callable[[Trial], None] | None = None, path: Path | None = None,
+        trajectories_path: Path | None = None,
+    ) -> tuple[list[Trial], dict[str, Trajectory]]:  # fmt: skip
+        """`attempts` trials of each task, named `{prefix}.{task}.{attempt}`.
+
+        With `path`, trials that it holds are not run again (and have no trajectory in the answer).
+        """
+        sealed: dict[str, Trajectory] = {}
+        caps: dict[tuple[str, int], str] = {}
+        await asyncio.wrap_future(
+            self._compute.submit(torch.set_num_threads, self.recipe.cluster.engine_threads)
+        )
+
+        async def open_session(trial_id: str, try_: int) -> str:
+            cap = self._proxy.open(
+                trial_id, try_, seed_key=f"{self.recipe.seed}/{trial_id}", temperature=temperature,
+                max_tokens=self.recipe.model.max_tokens,
+            )  # fmt: skip
+            caps[trial_id, try_] = cap
+            return self._proxy.base_url(cap)
+
+        async def close_session(trial_id: str, try_: int) -> None:
+            trajectory = await self._proxy.seal(caps.pop((trial_id, try_)))
+            sealed[trial_id] = trajectory
+            if trajectories_path:
+                with trajectories_path.open("a", encoding="utf-8") as file:
+                    file.write(trajectory.to_json() + "\n")
+
+        trials = await run_trials(
+            tasks, attempts, agent=self._agent, sandboxes=self._sandboxes,
+            model=self.recipe.model.config(self.recipe.seed), concurrency=self.recipe.eval.concurrency,
+            open_session=open_session, close_session=close_session,
+            trial_id=lambda task, attempt: f"{prefix}.{task.task_id}.{attempt}",
+            on_trial=on_trial, path=path,
+        )  # fmt: skip
+        return trials, sealed
+
+
+@asynccontextmanager
+async def open_rollouts(
+    recipe: TrainRecipe, decoder: Decoder, renderer: Renderer, sandbox_kind: str, work: Path,
+    mirror: Path, compute: ThreadPoolExecutor,
+) -> AsyncIterator[Rollouts]:  # fmt: skip
+    """Start engine, proxy and agent; stop them whatever happens."""
+    engine = LocalEngine(
+        decoder, slots=recipe.cluster.slots, max_context=recipe.cluster.max_context, compute=compute
+    )
+    proxy = Proxy(engine, renderer)
+    agent = NanoAgent(recipe.agent.max_turns)
+    sandboxes = SandboxFactory(sandbox_kind, work, mirror, recipe.sandbox.limits())
+    try:
+        async with serve(proxy):
+            yield Rollouts(recipe, engine, proxy, sandboxes, agent, compute)
+    finally:
+        await agent.close()
+
+
+def append_records(
+    run_dir: Path, trials: Sequence[Trial], trajectories: dict[str, Trajectory]
+) -> None:
+    """Write a finished step's records in (task, attempt) order."""
+    with (run_dir / "trials.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(trial)) + "\n" for trial in trials)
+    with (run_dir / "trajectories.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories)

@@ -1,0 +1,142 @@
+"""Advantages, weights, status rules and the loss, against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
+from nanoswe_trainer.algo import Truncated, clip_loss, group_advantages, token_weights, trusted_reward
+from nanoswe_trainer.logprob import token_logprobs
+from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.pack import Row, bins, pack
+
+
+def test_advantages_by_hand() -> None:
+    assert group_advantages([1.0, 0.0, 0.0, 1.0]).values == (0.5, -0.5, -0.5, 0.5)
+    one_in_four = group_advantages([1.0, 0.0, 0.0, 0.0], kind="mean_std").values
+    assert one_in_four == pytest.approx((math.sqrt(3), *[-1 / math.sqrt(3)] * 3))
+
+
+def test_a_masked_member_does_not_move_the_baseline() -> None:
+    assert group_advantages([1.0, None, 0.0, 0.0, 1.0]).values == (0.5, None, -0.5, -0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "why"),
+    [([1.0, 1.0, 1.0], "all_1"), ([0.0, 0.0], "all_0"), ([0.5, 0.5], "all_equal"), ([1.0, None, None, None], "too_few"),
+     ([None, None], "too_few")],
+)  # fmt: skip
+def test_groups_that_teach_nothing_are_dropped_by_name(rewards: list[float | None], why: str) -> None:
+    dropped = group_advantages(rewards)
+    assert dropped.dropped == why
+    assert set(dropped.values) == {None}
+
+
+def test_shift_and_scale_laws() -> None:
+    base = group_advantages([0.0, 1.0, 3.0]).values
+    shifted = group_advantages([5.0, 6.0, 8.0]).values
+    assert base == pytest.approx(shifted)
+    assert group_advantages([0.0, 10.0, 30.0], kind="mean_std").values == pytest.approx(
+        group_advantages([0.0, 1.0, 3.0], kind="mean_std").values
+    )
+
+
+def test_weights_sum_to_the_stated_constant() -> None:
+    counts = [3, 5, 2]
+    assert token_weights(counts, "token") == [0.1] * 3
+    sequence = token_weights(counts, "sequence")
+    assert sum(w * n for w, n in zip(sequence, counts, strict=True)) == pytest.approx(1.0)
+    assert token_weights(counts, "constant", length=100) == [1 / 300] * 3
+    with pytest.raises(ValueError, match="unknown normaliser"):
+        token_weights(counts, "mean")
+
+
+def test_infrastructure_never_counts_as_a_zero() -> None:
+    for outcome in Outcome:
+        trusted = trusted_reward(Stop.FINISHED, outcome, reward_of(outcome), Truncated.MASK)
+        assert (trusted is None) == (outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR))
+    assert trusted_reward(Stop.CANCELLED, Outcome.RESOLVED, 1.0, Truncated.TRAIN) is None
+
+
+@pytest.mark.parametrize("stop", [Stop.MAX_TURNS, Stop.CONTEXT, Stop.TIMEOUT, Stop.STUCK])
+def test_cut_off_trials_follow_the_recipe(stop: Stop) -> None:
+    got = [trusted_reward(stop, Outcome.RESOLVED, 1.0, t) for t in Truncated]
+    assert got == [None, 1.0, 0.0]
+
+
+def row(tokens: list[int], trained: int, advantage: float, behaviour: list[float] | None = None) -> Row:
+    n = len(tokens)
+    weights = [0.0] * (n - trained) + [1.0 / trained] * trained
+    return Row(tuple(tokens), tuple(weights), (advantage,) * n, tuple(behaviour or [0.0] * n))
+
+
+def test_on_policy_the_ratio_is_exactly_one_and_the_gradient_is_reinforce(small: Decoder) -> None:
+    plain = row([1, 2, 3, 4, 5], 3, 0.7)
+    scored, _ = token_logprobs(small, pack([plain]))
+    on_policy = row([1, 2, 3, 4, 5], 3, 0.7, [0.0, 0.0, *scored.tolist()])
+    batch = pack([on_policy])
+    logprobs, _ = token_logprobs(small, batch)
+    loss, numbers = clip_loss(logprobs, batch, clip_low=0.2, clip_high=0.28)
+    assert numbers["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
+    assert numbers["logprob_gap"] == numbers["kl_behaviour"] == 0.0
+    assert numbers["clip_fraction_low"] == numbers["clip_fraction_high"] == 0.0
+    gradient = torch.autograd.grad(loss, small.lm_head.weight, retain_graph=True)[0]
+    reinforce = -(batch.weights_N * batch.advantages_N * logprobs).sum()
+    assert torch.allclose(gradient, torch.autograd.grad(reinforce, small.lm_head.weight)[0], atol=1e-7)
+
+
+def test_clip_by_hand() -> None:
+    batch = pack([row([1, 2, 3], 2, 1.0, [0.0, -1.0, -1.0])])
+    logprobs = torch.tensor([-1.0 + math.log(2.0), -1.0 + math.log(0.5)], requires_grad=True)
+    loss, numbers = clip_loss(logprobs, batch, clip_low=0.2, clip_high=0.28)
+    assert loss.item() == pytest.approx(-(0.5 * 1.28 + 0.5 * 0.5))
+    assert numbers["clip_fraction_high"] == 0.5
+    assert numbers["clip_fraction_low"] == 0.0
+    loss.backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -0.25])
+
+
+def test_tokens_without_weight_may_hold_anything(small: Decoder) -> None:
+    clean = row([1, 2, 3, 4], 2, 1.0, [0.0, 0.0, -1.0, -2.0])
+    dirty = Row(clean.tokens, clean.weights, (math.nan, math.inf, 1.0, 1.0), (math.nan, -math.inf, -1.0, -2.0))
+    losses = []
+    for sample in (clean, dirty):
+        batch = pack([sample])
+        losses.append(clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[0].item())
+    assert losses[0] == losses[1]
+
+
+def test_splitting_into_micro_batches_changes_nothing(small: Decoder) -> None:
+    rows = [row(list(range(1, n)), 2, 0.3 * n, [-1.0] * (n - 1)) for n in (5, 9, 4, 12)]
+
+    def gradient(max_tokens: int) -> torch.Tensor:
+        small.zero_grad()
+        for part in bins(rows, max_tokens):
+            batch = pack(part)
+            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[0].backward()
+        assert small.lm_head.weight.grad is not None
+        return small.lm_head.weight.grad.clone()
+
+    whole = gradient(1000)
+    for max_tokens in (1, 10, 20):
+        assert torch.allclose(whole, gradient(max_tokens), rtol=1e-4, atol=1e-6)
+
+
+def test_entropy_and_logprobs_by_hand(small: Decoder) -> None:
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.zero_()
+    logprobs, entropy = token_logprobs(small, pack([row([1, 2, 3], 2, 0.0)]))
+    assert logprobs.tolist() == pytest.approx([-math.log(50)] * 2)
+    assert entropy.tolist() == pytest.approx([math.log(50)] * 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Row((), ()), lambda: Row((1, 2), (0.5, 0.5)), lambda: Row((1, 2), (0.0,)),
+     lambda: Row((1, 2), (0.0, 1.0), advantages=(1.0,))],
+)  # fmt: skip
+def test_malformed_rows_are_refused(make) -> None:
+    with pytest.raises(ValueError):
+        make()

@@ -1,0 +1,144 @@
+"""The embedded engine against a full recompute by the trainer, alone and in company."""
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from nanoswe_proxy.engine.base import Sampled, Sampling
+from nanoswe_trainer.engine.local import LocalEngine
+from nanoswe_trainer.logprob import token_logprobs
+from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.pack import Row, pack
+
+STOP = 49
+
+
+def engine_of(decoder: Decoder, compute: ThreadPoolExecutor, slots: int = 16, context: int = 96) -> LocalEngine:
+    return LocalEngine(decoder, slots=slots, max_context=context, compute=compute)
+
+
+async def turn(engine: LocalEngine, session: str, ids: list[int], n: int = 8, temperature: float = 1.0) -> list[Sampled]:
+    sampling = Sampling(temperature=temperature, max_tokens=n, stop_ids=(STOP,), seed_key=session)
+    return [s async for s in engine.generate(session, ids, sampling)]
+
+
+def prompt(seed: int, n: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(49) for _ in range(n)]
+
+
+async def two_turns(engine: LocalEngine, session: str, length: int) -> tuple[list[int], list[Sampled]]:
+    ids = prompt(length, length)
+    first = await turn(engine, session, ids)
+    ids = ids + [s.token for s in first] + prompt(length + 1, 7)
+    second = await turn(engine, session, ids)
+    await engine.release(session)
+    return ids + [s.token for s in second], first + second
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+def test_logprobs_equal_the_trainers(small: Decoder, compute: ThreadPoolExecutor, temperature: float) -> None:
+    async def main() -> tuple[list[int], list[Sampled]]:
+        ids = prompt(1, 45)
+        out = await turn(engine_of(small, compute), "a", ids, 20, temperature)
+        return ids + [s.token for s in out], out
+
+    ids, sampled = asyncio.run(main())
+    row = Row(tuple(ids), tuple([0.0] * (len(ids) - len(sampled)) + [1.0] * len(sampled)))
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(small, pack([row]), temperature=temperature)
+    gaps = (logprobs - torch.tensor([s.logprob for s in sampled])).abs()
+    assert gaps.max() <= 2e-6
+
+
+def test_greedy_equals_a_full_recompute(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    ids = prompt(2, 33)
+    out = asyncio.run(turn(engine_of(small, compute), "a", ids, 10, temperature=0.0))
+    for sampled in out:
+        row = Row(tuple([*ids, 0]), tuple([0.0] * len(ids) + [1.0]))
+        best = max(range(50), key=lambda t: score(small, row, t))
+        assert sampled.token == best
+        ids = [*ids, best]
+
+
+def score(decoder: Decoder, row: Row, token: int) -> float:
+    with torch.no_grad():
+        return token_logprobs(decoder, pack([Row((*row.tokens[:-1], token), row.weights)]))[0].item()
+
+
+def test_output_does_not_depend_on_company_or_arrival(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    lengths = [3, 20, 31, 32, 33, 40, 50, 64, 65, 12, 9]
+
+    async def crowd(order: list[int]) -> dict[int, list[Sampled]]:
+        engine = engine_of(small, compute)
+
+        async def one(delay: int, n: int) -> tuple[int, list[Sampled]]:
+            await asyncio.sleep(0.003 * delay)
+            return n, (await two_turns(engine, f"s{n}", n))[1]
+
+        return dict(await asyncio.gather(*(one(i, n) for i, n in enumerate(order))))
+
+    async def alone() -> dict[int, list[Sampled]]:
+        return {n: (await two_turns(engine_of(small, compute), f"s{n}", n))[1] for n in lengths}
+
+    want = asyncio.run(alone())
+    shuffled = random.Random(0).sample(lengths, len(lengths))
+    assert asyncio.run(crowd(lengths)) == want
+    assert asyncio.run(crowd(shuffled)) == want
+
+
+def test_kept_prefix_equals_a_fresh_prefill(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    async def main() -> None:
+        engine = engine_of(small, compute)
+        ids = prompt(40, 40)
+        ids = ids + [s.token for s in await turn(engine, "a", ids)] + prompt(41, 7)
+        kept = await turn(engine, "a", ids)
+        fresh = await turn(engine_of(small, compute), "a", ids)
+        assert [s.token for s in kept] == [s.token for s in fresh]
+        assert [s.logprob for s in kept] == pytest.approx([s.logprob for s in fresh], abs=2e-6)
+
+    asyncio.run(main())
+
+
+def test_new_weights_change_the_version_and_nothing_stale_remains(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    async def main() -> None:
+        engine = engine_of(small, compute)
+        ids = prompt(5, 40)
+        first = await turn(engine, "a", ids)
+        with torch.no_grad():
+            small.model.layers[0].mlp.down_proj.weight.mul_(3.0)
+        engine.load()
+        second = await turn(engine, "a", ids)
+        fresh = await turn(engine_of(small, compute), "a", ids)
+        assert {s.version for s in first} == {0} and {s.version for s in second} == {1}
+        assert [(s.token, s.logprob) for s in second] == [(s.token, s.logprob) for s in fresh]
+
+    asyncio.run(main())
+
+
+def test_slots_are_given_back(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    async def main() -> None:
+        engine = engine_of(small, compute, slots=8)
+        for start in range(0, 40, 20):
+            await asyncio.gather(*(two_turns(engine, f"s{start + i}", 5 + i % 3) for i in range(20)))
+        async for _ in engine.generate("gone", [1, 2], Sampling(1.0, 50, (), "x")):
+            break  # the caller goes away in the middle of a turn
+        await engine.release("gone")
+        await engine.release("never seen")
+        await asyncio.gather(*(two_turns(engine, f"t{i}", 6) for i in range(8)))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_context_is_a_hard_limit(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    async def main() -> None:
+        engine = engine_of(small, compute, context=64)
+        out = await turn(engine, "a", prompt(1, 60), 50, temperature=0.0)
+        assert len(out) <= 4
+        for bad in ([], prompt(1, 64)):
+            with pytest.raises(ValueError, match="does not fit"):
+                await turn(engine, "b", bad)
+
+    asyncio.run(main())
