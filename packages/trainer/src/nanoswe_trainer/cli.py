@@ -175,3 +175,7 @@ def _expected(error: BaseException) -> bool:
         return len(error.exceptions) == 1 and _expected(error.exceptions[0])
     ours = type(error).__module__.startswith("nanoswe_")
     return ours or isinstance(error, OSError)
+
+
+if __name__ == "__main__":
+    main()

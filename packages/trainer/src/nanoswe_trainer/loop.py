@@ -23,6 +23,7 @@ from nanoswe_proxy.render.chatml import ChatMLRenderer
 from nanoswe_proxy.trajectory import Trajectory
 
 from nanoswe_trainer import checkpoint, tiny
+from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.loop_rl import train_rl
 from nanoswe_trainer.loop_sft import train_sft
 from nanoswe_trainer.metrics import eval_metrics, gain
@@ -161,13 +162,13 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
     return results
 
 
-async def rl_stage(run: Run, rollouts: Rollouts) -> None:
+async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
     recipe, first = run.recipe, run.pending("rl")
     if first is None:
         return
     train = recipe.train
     worker = run.worker("rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm)
-    rollouts.engine.version = first
+    engine.version = first
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(
@@ -180,7 +181,7 @@ async def rl_stage(run: Run, rollouts: Rollouts) -> None:
         if done % train.checkpoint_steps == 0 and done < train.steps:
             run.save("rl", done, worker.state())
 
-    await train_rl(recipe, worker, rollouts, run.tasks, first, run.compute, after_step, run.view.trial)
+    await train_rl(recipe, worker, engine, rollouts, run.tasks, first, run.compute, after_step, run.view.trial)
     run.finish("rl")
 
 
@@ -194,11 +195,15 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
         run = Run(recipe, folder, sandbox_kind, tracker, view)
         try:
             await sft_stage(run)
+            engine = LocalEngine(
+                run.decoder, slots=recipe.cluster.slots, max_context=recipe.cluster.max_context,
+                compute=run.compute,
+            )  # fmt: skip
             async with open_rollouts(
-                recipe, run.decoder, run.renderer, sandbox_kind, folder / "work", mirror, run.compute
+                recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror, run.compute
             ) as rollouts:
                 before = await eval_stage(run, "eval_before", 0, rollouts)
-                await rl_stage(run, rollouts)
+                await rl_stage(run, engine, rollouts)
                 after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
         finally:
             run.compute.shutdown(cancel_futures=True)

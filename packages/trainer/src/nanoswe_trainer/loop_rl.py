@@ -19,6 +19,7 @@ from nanoswe_proxy.trajectory import Trajectory
 
 from nanoswe_trainer.algo import clip_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
+from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.metrics import rollout_metrics
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.rollout import Rollouts
@@ -33,13 +34,13 @@ def tasks_of_step(tasks: Sequence[Task], step: int, groups: int) -> list[Task]:
 
 
 async def train_rl(
-    recipe: TrainRecipe, worker: Worker, rollouts: Rollouts, tasks: Sequence[Task], first_step: int,
-    compute: ThreadPoolExecutor, after_step: AfterStep, on_trial: Callable[[Trial], None],
+    recipe: TrainRecipe, worker: Worker, engine: LocalEngine, rollouts: Rollouts, tasks: Sequence[Task],
+    first_step: int, compute: ThreadPoolExecutor, after_step: AfterStep, on_trial: Callable[[Trial], None],
 ) -> None:  # fmt: skip
     """Run the steps from `first_step` on; `after_step(steps done, metrics, trials, trajectories)` records them."""
     train = recipe.train
     for step in range(first_step, train.steps):
-        began, generated = time.monotonic(), rollouts.engine.generated
+        began, generated = time.monotonic(), engine.generated
         chosen = tasks_of_step(tasks, step, train.groups)
         trials, trajectories = await rollouts.run(
             chosen, train.group_size, f"s{step:05}", temperature=recipe.model.temperature, on_trial=on_trial
@@ -52,12 +53,12 @@ async def train_rl(
         )  # fmt: skip
         metrics = rollout_metrics(trials, batch) | {
             "trials_per_sec": len(trials) / sampled_sec,
-            "tokens_per_sec": (rollouts.engine.generated - generated) / sampled_sec,
+            "tokens_per_sec": (engine.generated - generated) / sampled_sec,
         }
         if batch.rows:
             update = partial(_update, recipe, worker, batch, step)
             metrics |= await asyncio.get_running_loop().run_in_executor(compute, update)
-            rollouts.engine.load()
+            engine.load()
         metrics["step_sec"] = time.monotonic() - began
         after_step(step + 1, metrics, trials, trajectories)
 

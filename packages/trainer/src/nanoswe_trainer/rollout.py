@@ -1,6 +1,6 @@
 """Trials through the real parts: tasks in; trials and their sealed trajectories, in (task, attempt) order, out.
 
-One `Rollouts` is the lifetime of the embedded engine, the proxy's server in front of it, the agent and the sandboxes.
+One `Rollouts` is the lifetime of the proxy's server in front of an engine, the agent and the sandboxes.
 The agent knows only a base URL; each try at a trial has a proxy session of its own, and the last try's trajectory counts.
 """
 
@@ -19,21 +19,20 @@ from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.app import serve
+from nanoswe_proxy.engine.base import Engine
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Trajectory
 
-from nanoswe_trainer.engine.local import LocalEngine
-from nanoswe_trainer.model import Decoder
 from nanoswe_trainer.recipe import TrainRecipe
 
 
 class Rollouts:
     """Made by `open_rollouts`."""
 
-    def __init__(self, recipe: TrainRecipe, engine: LocalEngine, proxy: Proxy,
+    def __init__(self, recipe: TrainRecipe, proxy: Proxy,
                  sandboxes: SandboxFactory, agent: NanoAgent, compute: ThreadPoolExecutor):  # fmt: skip
-        self.recipe, self.engine, self._proxy = recipe, engine, proxy
+        self.recipe, self._proxy = recipe, proxy
         self._sandboxes, self._agent, self._compute = sandboxes, agent, compute
 
     async def run(
@@ -78,19 +77,16 @@ class Rollouts:
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: TrainRecipe, decoder: Decoder, renderer: Renderer, sandbox_kind: str, work: Path,
+    recipe: TrainRecipe, engine: Engine, renderer: Renderer, sandbox_kind: str, work: Path,
     mirror: Path, compute: ThreadPoolExecutor,
 ) -> AsyncIterator[Rollouts]:  # fmt: skip
-    """Start engine, proxy and agent; stop them whatever happens."""
-    engine = LocalEngine(
-        decoder, slots=recipe.cluster.slots, max_context=recipe.cluster.max_context, compute=compute
-    )
+    """Start proxy and agent in front of an engine; stop them whatever happens."""
     proxy = Proxy(engine, renderer)
     agent = NanoAgent(recipe.agent.max_turns)
     sandboxes = SandboxFactory(sandbox_kind, work, mirror, recipe.sandbox.limits())
     try:
         async with serve(proxy):
-            yield Rollouts(recipe, engine, proxy, sandboxes, agent, compute)
+            yield Rollouts(recipe, proxy, sandboxes, agent, compute)
     finally:
         await agent.close()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nanoswe_trainer.model import Attend, Decoder
 
-PREFILL_ROWS, PREFILL_WIDTH = 8, 32
+PREFILL_ROWS, PREFILL_WIDTH = 4, 32
 
 
 def uniform(seed_key: str, position: int) -> float:
@@ -158,6 +158,8 @@ class LocalEngine:
         config = self.decoder.config
         kv, repeat = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
         count, at_BW = len(rows_B), starts_B[:, None] + torch.arange(width)
+        # decoding serves the slots in order: a slice is a view, an index would copy the whole cache
+        rows = slice(count) if width == 1 else rows_B
         mask = torch.arange(self.max_context) <= at_BW[:, :, None]  # (B, W, context)
         mask = mask.repeat(1, repeat, 1)[:, None]
 
@@ -167,9 +169,9 @@ class LocalEngine:
             values[rows_B[:, None], :, at_BW] = v.view(count, width, kv, -1)
             # grouped queries become extra rows of their key head, so keys are never repeated
             q = q.view(count, width, kv, repeat, -1).permute(0, 2, 3, 1, 4)
-            scores = q.reshape(count, kv, repeat * width, -1) @ keys[rows_B].transpose(-1, -2)
+            scores = q.reshape(count, kv, repeat * width, -1) @ keys[rows].transpose(-1, -2)
             scores = (scores * config.head_dim**-0.5).masked_fill(~mask, float("-inf"))
-            out = scores.softmax(-1) @ values[rows_B]
+            out = scores.softmax(-1) @ values[rows]
             return out.view(count, kv, repeat, width, -1).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
         return attend

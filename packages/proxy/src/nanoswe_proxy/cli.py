@@ -1,0 +1,106 @@
+"""The command line: `serve` the proxy over HTTP, `export` sealed trajectories as samples.
+
+Exit codes: 0 fine, 2 could not run (one line on stderr says why).
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+from nanoswe_proxy.errors import ProxyError
+
+
+@click.group()
+@click.version_option(version("nanoswe-proxy"))
+def cli() -> None:
+    """Chat in, tokens out, every token remembered."""
+
+
+@cli.command()
+@click.option("--engine", required=True, help="scripted:FILE, or import.path:Class[:ARGUMENT].")
+@click.option("--tokenizer", required=True, type=click.Path(path_type=Path, file_okay=False),
+              help="Model folder: tokenizer.json, chat_template.jinja.")  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8080, show_default=True, help="0 picks a free one.")
+@click.option("--temperature", default=1.0, show_default=True)
+@click.option("--max-tokens", default=512, show_default=True)
+@click.option("--trajectories", type=click.Path(path_type=Path, dir_okay=False),
+              help="Append every sealed trajectory to this JSONL file.")  # fmt: skip
+def serve(
+    engine: str,
+    tokenizer: Path,
+    host: str,
+    port: int,
+    temperature: float,
+    max_tokens: int,
+    trajectories: Path | None,
+) -> None:
+    """Serve until interrupted."""
+    from nanoswe_proxy.app import create_app
+    from nanoswe_proxy.app import serve as running
+    from nanoswe_proxy.engine import load_engine
+    from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+    from nanoswe_proxy.render.chatml import ChatMLRenderer
+    from nanoswe_proxy.trajectory import Trajectory, write_jsonl
+
+    def keep(trajectory: Trajectory) -> None:
+        if trajectories:
+            write_jsonl(trajectories, [trajectory])
+
+    async def run() -> None:
+        renderer = ChatMLRenderer(tokenizer)
+        defaults = SamplingDefaults(temperature, max_tokens)
+        proxy = Proxy(load_engine(engine, tokenizer), renderer, defaults)
+        stop = asyncio.Event()
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(sign, stop.set)
+        async with running(proxy, host, port, app=create_app(proxy, on_seal=keep)) as url:
+            click.echo(f"listening on {url}", err=True)
+            await stop.wait()
+
+    asyncio.run(run())
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.option("--json", "as_json", is_flag=True, help="One line of JSON per sample.")
+def export(file: Path, as_json: bool) -> None:
+    """The samples in FILE (trajectories as JSONL): a table, or with --json the rows."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from nanoswe_proxy.trajectory import read_jsonl
+
+    table = Table("trial", "try", "sample", "tokens", "trained", "turns", "stops")
+    for trajectory in read_jsonl(file):
+        for i, sample in enumerate(trajectory.samples):
+            if as_json:
+                row = {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i}
+                columns = asdict(sample)
+                masked = zip(sample.logprobs, sample.mask, strict=True)
+                columns["logprobs"] = [x if trained else None for x, trained in masked]
+                click.echo(json.dumps(row | columns, allow_nan=False))
+                continue
+            facts = (i, len(sample.tokens), sum(sample.mask), len(sample.stops))
+            table.add_row(trajectory.trial_id, str(trajectory.try_), *map(str, facts),
+                          " ".join(sample.stops.values()))  # fmt: skip
+    if not as_json:
+        Console().print(table)
+
+
+def main() -> None:
+    """Entry point."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except (click.ClickException, ProxyError, OSError) as error:
+        message = error.format_message() if isinstance(error, click.ClickException) else error
+        click.echo(f"nanoswe-proxy: {message}", err=True)
+        sys.exit(2)

@@ -1,0 +1,60 @@
+"""Every error of the proxy, with the HTTP status and the OpenAI-shaped code under which it is
+served.
+
+In: a message of one line. Out: an exception that `app` turns into `{"error": {...}}`. Nothing else
+is caught there.
+"""
+
+
+class ProxyError(Exception):
+    """Base: `status` and `code` are what a client sees."""
+
+    status = 500
+    code = "internal_error"
+    kind = "server_error"
+
+    def body(self) -> dict[str, object]:
+        """The OpenAI error body."""
+        return {
+            "error": {"message": str(self), "type": self.kind, "param": None, "code": self.code}
+        }
+
+
+class BadRequest(ProxyError):
+    status, code, kind = 400, "invalid_request", "invalid_request_error"
+
+
+class ContextLengthError(BadRequest):
+    code = "context_length_exceeded"
+
+
+class UnknownSession(ProxyError):
+    status, code, kind = 404, "unknown_session", "invalid_request_error"
+
+
+class SealedError(ProxyError):
+    status, code, kind = 409, "session_sealed", "invalid_request_error"
+
+
+class TooLarge(ProxyError):
+    status, code, kind = 413, "body_too_large", "invalid_request_error"
+
+
+class EngineError(ProxyError):
+    """The engine failed or broke its protocol; the partial turn is kept, masked as `aborted`."""
+
+    status, code, kind = 502, "engine_error", "server_error"
+
+
+class RenderError(ProxyError):
+    """A tokenizer or template that this renderer cannot serve exactly, or an encode that failed its
+    check.
+    """
+
+    code = "render_error"
+
+
+class TrajectoryError(ProxyError):
+    """Token rows that do not line up, or a record of an unknown schema."""
+
+    code = "trajectory_error"

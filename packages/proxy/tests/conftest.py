@@ -1,0 +1,77 @@
+"""Two small model folders made here: `bpe` (byte-level BPE, Qwen-like) and `words` (word-level,
+scaffold fragments).
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+
+settings.register_profile("tests", deadline=None, max_examples=60)
+settings.load_profile("tests")
+
+TEMPLATE = Path(__file__).with_name("template.jinja")
+TEXT = ["the quick brown fox left + right", "return left - right\n\n\ndef scan(width):\n    return"]
+CALL_OPEN = '<tool_call>\n{"name": "bash", "arguments": {"command": "'
+STRUCTURE = [
+    "<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|im_start|>system\n", "<|im_start|>user\n",
+    "<|im_start|>assistant\n", CALL_OPEN, '"}}\n</tool_call>', "<tool_call>", "</tool_call>",
+    "<tool_response>\n", "\n</tool_response>",
+]  # fmt: skip
+
+
+def _bpe() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT * 5, trainer)
+    # As in Qwen2.5: tool calls are added tokens with special=false, tool responses none at all.
+    tags = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
+    return tokenizer
+
+
+def _words() -> Tokenizer:
+    words = ["cat", "stock", "left", "right", "return", "sum", "of", "must", "bash", "command"]
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *words]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"[A-Za-z]+|\s|[^A-Za-z\s]"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken(t, special=True, normalized=False) for t in STRUCTURE])
+    fragments = ["(no output)", "cat ", "submit", "\n\n\n", "def "]
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in fragments])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders by name. `words` has the template of this folder, `bpe` falls back to ours."""
+    made = {}
+    for name, tokenizer in (("bpe", _bpe()), ("words", _words())):
+        made[name] = tmp_path_factory.mktemp(name)
+        tokenizer.save(str(made[name] / "tokenizer.json"))
+    (made["words"] / "chat_template.jinja").write_text(TEMPLATE.read_text())
+    return made
+
+
+@pytest.fixture(scope="session", params=["bpe", "words"])
+def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
+    return folders[request.param]
+
+
+@pytest.fixture(scope="session")
+def renderer(folder: Path) -> ChatMLRenderer:
+    return ChatMLRenderer(folder)

@@ -1,0 +1,55 @@
+"""The commands as a user runs them, and the weight of the import."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+
+from nanoswe_proxy.trajectory import read_jsonl
+
+COMMAND = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()"]
+
+
+def test_serve_seal_export(folders, tmp_path):
+    script, kept = tmp_path / "replies.json", tmp_path / "trajectories.jsonl"
+    script.write_text(json.dumps(["left", {"text": "right", "close": True}]))
+    options = ["--engine", f"scripted:{script}", "--tokenizer", folders["words"], "--port", "0"]
+    command = [*COMMAND, "serve", *options, "--trajectories", kept]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        url = server.stderr.readline().split()[-1]
+        session = httpx.post(f"{url}/sessions", json={"trial_id": "t.0"}).json()
+        messages = [{"role": "user", "content": "go"}]
+        answer = httpx.post(f"{session['base_url']}/chat/completions", json={"messages": messages})
+        assert answer.json()["choices"][0]["message"]["content"] == "left"
+        httpx.post(f"{url}/sessions/{session['cap']}/seal").raise_for_status()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+    (trajectory,) = read_jsonl(kept)
+    run = subprocess.run(
+        [*COMMAND, "export", kept, "--json"], capture_output=True, text=True, check=True
+    )
+    row = json.loads(run.stdout)
+    assert tuple(row["tokens"]) == trajectory.samples[0].tokens and row["trial_id"] == "t.0"
+    table = subprocess.run([*COMMAND, "export", kept], capture_output=True, text=True, check=True)
+    assert "t.0" in table.stdout
+
+
+def test_wrong_input_is_one_line_and_code_2(folders, tmp_path):
+    for options, says in (
+        (["--engine", "nothing:x", "--tokenizer", folders["words"]], "nothing"),
+        (["--engine", "scripted:/nowhere", "--tokenizer", folders["words"]], "/nowhere"),
+        (["--engine", "scripted:x", "--tokenizer", tmp_path], "tokenizer.json is missing"),
+        (["--tokenizer", tmp_path], "--engine"),
+    ):
+        run = subprocess.run([*COMMAND, "serve", *options], capture_output=True, text=True)
+        assert run.returncode == 2 and run.stdout == ""
+        assert says in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_import_is_light():
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import nanoswe_proxy"], check=True)
+    assert time.perf_counter() - start < 0.5

@@ -1,0 +1,317 @@
+"""The shell: routes, errors, retries by delivery evidence, many sessions at once, and a real
+socket.
+"""
+
+import asyncio
+import json
+import logging
+import zlib
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from nanoswe_proxy import app as shell
+from nanoswe_proxy.app import create_app, serve
+from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
+from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.trajectory import from_json
+
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "cat left"}}\n</tool_call>'
+USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "go"}]
+
+
+@asynccontextmanager
+async def running(folder, scripts, **limits):
+    engine = ScriptedEngine(folder, scripts, max_context=limits.get("max_context", 2000))
+    proxy = Proxy(engine, ChatMLRenderer(folder), SamplingDefaults(max_tokens=200))
+    transport = httpx.ASGITransport(create_app(proxy))
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+        yield proxy, client
+
+
+def chat(client, cap, messages=USER, **fields):
+    return client.post(f"/s/{cap}/v1/chat/completions", json={"messages": messages, **fields})
+
+
+async def converse(client, cap, turns):
+    """A polite agent: sends back what it was served, and a result."""
+    wired = list(USER)
+    for n in range(turns):
+        answer = await chat(client, cap, wired)
+        assert answer.status_code == 200, answer.text
+        message = answer.json()["choices"][0]["message"]
+        wired.append(message)
+        if "tool_calls" in message:
+            call_id = message["tool_calls"][0]["id"]
+            wired.append({"role": "tool", "tool_call_id": call_id, "content": f"{n} <|im_end|>\n"})
+        else:
+            wired.append({"role": "user", "content": "go on"})
+
+
+def matches_engine_log(engine, cap, trajectory):
+    """Each logged generation lies in exactly one row, after the prompt that the engine saw."""
+    rows = trajectory.samples
+    entries = [e for e in engine.log if e.session == cap]
+    assert trajectory.conservation.sampled == sum(len(e.sampled) for e in entries)
+    for entry in entries:
+        whole = entry.prompt + tuple(s.token for s in entry.sampled)
+        n = len(entry.prompt)
+        owners = [
+            r for r in rows if r.tokens[: len(whole)] == whole and all(r.mask[n : len(whole)])
+        ]
+        assert len(owners) == 1
+        assert owners[0].logprobs[n : len(whole)] == tuple(s.logprob for s in entry.sampled)
+        assert owners[0].versions[n : len(whole)] == tuple(s.version for s in entry.sampled)
+
+
+def test_open_chat_seal(folder):
+    async def main():
+        async with running(folder, [CALL, Script("done", bump_after=1)]) as (proxy, client):
+            opened = await client.post(
+                "/sessions", json={"trial_id": "t.0", "try": 1, "sampling": {"temperature": 0.5}}
+            )
+            assert opened.status_code == 201
+            cap = opened.json()["cap"]
+            assert opened.json()["base_url"] == f"http://proxy/s/{cap}/v1"
+            assert (await client.get(f"/s/{cap}/v1/models")).json()["data"][0]["id"] == "policy"
+            first = await chat(client, cap, model="gpt-x", temperature=0.1, max_tokens=150)
+            body = first.json()
+            assert body["model"] == "gpt-x" and body["object"] == "chat.completion"
+            choice = body["choices"][0]
+            assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+            function = choice["message"]["tool_calls"][0]["function"]
+            assert function == {"name": "bash", "arguments": '{"command": "cat left"}'}
+            assert body["usage"]["prompt_tokens"] == len(proxy.engine.log[0].prompt)
+            result = {"role": "tool", "tool_call_id": "any", "content": "x"}
+            await chat(client, cap, [*USER, choice["message"], result])
+            sealed = await client.post(f"/sessions/{cap}/seal")
+            trajectory = from_json(sealed.text)
+            assert (trajectory.trial_id, trajectory.try_, trajectory.temperature) == ("t.0", 1, 0.5)
+            assert trajectory.turns[0].requested == {
+                "temperature": 0.1, "max_tokens": 150, "model": "gpt-x"
+            }  # fmt: skip
+            assert [e.sampling.temperature for e in proxy.engine.log] == [0.5, 0.5]
+            assert [e.sampling.max_tokens for e in proxy.engine.log] == [150, 200]
+            matches_engine_log(proxy.engine, cap, trajectory)
+            assert set(trajectory.samples[0].versions) == {-1, 0, 1}
+            assert (await client.post(f"/sessions/{cap}/seal")).text == sealed.text
+            assert proxy.engine.released == [cap]
+            assert (await client.get("/healthz")).json() == {
+                "status": "ok", "version": 1, "open_sessions": 0
+            }  # fmt: skip
+            metrics = (await client.get("/metrics")).text
+            assert "nanoswe_proxy_calls_total 2\n" in metrics
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"{", 400, "JSON"),
+        (b"[]", 400, "object"),
+        (b"{}", 400, "messages"),
+        ({"messages": []}, 400, "at least one"),
+        ({"messages": [{"role": "robot", "content": ""}]}, 400, "robot"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
+        ({"messages": [*USER, {"role": "assistant", "content": "x"}]}, 400, "continuing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "function.name"),
+        ({"messages": USER, "stream": True}, 400, "stream"),
+        ({"messages": USER, "n": 2}, 400, "n must be 1"),
+        ({"messages": USER, "stop": ["x"]}, 400, "stop strings"),
+        ({"messages": USER, "max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": USER, "tool_choice": "required"}, 400, "tool_choice"),
+        ({"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": USER, "tools": ["x"]}, 400, "tools"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
+    ],
+)
+def test_bad_requests(folders, body, status, says):
+    async def main():
+        async with running(folders["words"], ["x"]) as (proxy, client):
+            cap = proxy.open("t.0")
+            raw = body if isinstance(body, bytes) else json.dumps(body)
+            answer = await client.post(f"/s/{cap}/v1/chat/completions", content=raw)
+            assert answer.status_code == status
+            assert says in answer.json()["error"]["message"]
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert (await chat(client, cap)).status_code == 200  # and nothing is broken
+
+    asyncio.run(main())
+
+
+def test_errors_of_sessions_and_engine(folders, monkeypatch):
+    async def main():
+        scripts = [Script("left right left", fail_after=2), Script(ids=(70, 71), close=False), "ok"]
+        async with running(folders["words"], scripts, max_context=60) as (proxy, client):
+            assert (await chat(client, "nobody")).status_code == 404
+            assert (await client.get("/nowhere")).json()["error"]["type"] == "invalid_request_error"
+            assert (await client.post("/sessions", json={"try": -1, "x": 1})).status_code == 400
+            cap = proxy.open("t.0")
+            long = await chat(client, cap, [{"role": "user", "content": "left " * 50}])
+            assert long.status_code == 400
+            assert long.json()["error"]["code"] == "context_length_exceeded"
+            for _ in range(2):  # a fault of the engine, and an engine that stops short
+                failed = await chat(client, cap)
+                assert (failed.status_code, failed.json()["error"]["code"]) == (502, "engine_error")
+            assert (await chat(client, cap)).status_code == 200
+            trajectory = await proxy.seal(cap)
+            assert trajectory.conservation.masked == {"aborted": 4}
+            assert [t.delivery for t in trajectory.turns] == ["aborted", "aborted", "delivered"]
+            late = await chat(client, cap)
+            assert (late.status_code, late.json()["error"]["code"]) == (409, "session_sealed")
+            other = proxy.open("t.1")
+            monkeypatch.setattr(shell, "MAX_BODY_BYTES", 100)
+            assert (
+                await chat(client, other, [{"role": "user", "content": "x" * 99}])
+            ).status_code == 413
+
+            async def chunks():
+                for _ in range(9):
+                    yield b"x" * 20
+
+            path = f"/s/{other}/v1/chat/completions"
+            assert (await client.post(path, content=chunks())).status_code == 413
+
+    asyncio.run(main())
+
+
+def test_many_sessions_do_not_mix(folder):
+    """40 sessions at once, replies in non-canonical pieces, truncations: the engine's log is the
+    truth.
+    """
+
+    def script(session, ids, sampling):
+        dice = zlib.crc32(sampling.seed_key.encode())
+        kind = dice % 4
+        said = [CALL, "left return right", "<tool_call>\n{broken", "return" * 80][kind]
+        return Script(said, split_seed=dice, delay_sec=(dice % 5) / 1000)
+
+    async def main():
+        async with running(folder, script, max_context=8000) as (proxy, client):
+            caps = [proxy.open(f"t.{i}", max_tokens=60) for i in range(40)]
+            await asyncio.gather(*(converse(client, cap, 6) for cap in caps))
+            trajectories = [await proxy.seal(cap) for cap in caps]
+            assert [len(t.samples) for t in trajectories] == [1] * 40
+            assert len(proxy.engine.log) == 240
+            assert {e.session for e in proxy.engine.log} == set(caps)
+            for cap, trajectory in zip(caps, trajectories, strict=True):
+                matches_engine_log(proxy.engine, cap, trajectory)
+            assert {t.stop for x in trajectories for t in x.turns} == {"stop", "length"}
+            assert {t.parse for x in trajectories for t in x.turns} >= {"calls", "malformed"}
+
+    asyncio.run(main())
+
+
+def test_same_body_while_the_client_waits_is_a_new_sample(folders):
+    async def main():
+        slow = Script("left", delay_sec=0.05)
+        async with running(folders["words"], [slow, slow, slow]) as (proxy, client):
+            cap = proxy.open("t.0")
+            answers = await asyncio.gather(chat(client, cap), chat(client, cap))
+            again = await chat(client, cap)  # delivered, too: never replayed
+            assert len({a.json()["id"] for a in (*answers, again)}) == 3
+            trajectory = await proxy.seal(cap)
+            assert len(trajectory.samples) == 3
+            keys = {e.sampling.seed_key for e in proxy.engine.log}
+            assert keys == {"t.0/0/0.0", "t.0/0/0.1", "t.0/0/0.2"}
+
+    asyncio.run(main())
+
+
+async def hang_up(url, cap, body, after_sec):
+    """Send a request over a bare socket and close it before the answer."""
+    host, port = url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    path = f"/s/{cap}/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    await asyncio.sleep(after_sec)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("wait_sec", [0.02, 0.4], ids=["in flight", "finished"])
+def test_retry_after_hang_up_gets_the_same_answer(folders, wait_sec):
+    """Nobody received the first answer: the same body meets it, running or finished, and adds no
+    turn.
+    """
+
+    async def main():
+        folder = folders["words"]
+        engine = ScriptedEngine(folder, [Script("left", delay_sec=0.2), "right"])
+        proxy = Proxy(engine, ChatMLRenderer(folder))
+        async with serve(proxy) as url, httpx.AsyncClient() as client:
+            cap = proxy.open("t.0")
+            body = json.dumps({"messages": USER}).encode()
+            await hang_up(url, cap, body, 0.05)
+            await asyncio.sleep(wait_sec)
+            path = f"{proxy.base_url(cap)}/chat/completions"
+            answer = await client.post(path, content=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "left"
+            assert len(engine.log) == 1 and proxy.counts["replayed"] == 1
+            fresh = await client.post(path, content=body)
+            assert fresh.json()["choices"][0]["message"]["content"] == "right"
+            trajectory = await proxy.seal(cap)
+            assert [t.delivery for t in trajectory.turns] == ["delivered", "delivered"]
+
+    asyncio.run(main())
+
+
+def test_reply_that_nobody_received_is_masked(folders):
+    async def main():
+        folder = folders["words"]
+        engine = ScriptedEngine(folder, [Script("left", delay_sec=0.1)])
+        proxy = Proxy(engine, ChatMLRenderer(folder))
+        async with serve(proxy) as url:
+            cap = proxy.open("t.0")
+            await hang_up(url, cap, json.dumps({"messages": USER}).encode(), 0.02)
+            await asyncio.sleep(0.2)
+            trajectory = await proxy.seal(cap)
+            assert trajectory.samples == ()
+            assert trajectory.conservation.masked == {"undelivered": 2}
+
+    asyncio.run(main())
+
+
+def test_seal_cancels_a_call_in_flight(folders):
+    async def main():
+        async with running(folders["words"], [Script("left", delay_sec=30)]) as (proxy, client):
+            cap = proxy.open("t.0")
+            waiting = asyncio.create_task(chat(client, cap))
+            await asyncio.sleep(0.05)
+            trajectory = await proxy.seal(cap)
+            assert (await waiting).status_code == 409
+            assert [t.stop for t in trajectory.turns] == ["aborted"]
+            assert proxy.open_sessions == 0
+
+    asyncio.run(main())
+
+
+def test_serve_leaves_nothing_behind(folders, caplog):
+    async def main():
+        folder = folders["words"]
+        proxy = Proxy(ScriptedEngine(folder, [CALL, "done"]), ChatMLRenderer(folder))
+        before = asyncio.all_tasks()
+        async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
+            cap = proxy.open("t.0")
+            assert proxy.base_url(cap) == f"{url}/s/{cap}/v1"
+            await converse(client, cap, 2)
+            assert (await client.post("/sessions", json={"trial_id": "x"})).status_code == 404
+            matches_engine_log(proxy.engine, cap, await proxy.seal(cap))
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == before
+        with pytest.raises(httpx.ConnectError):
+            async with httpx.AsyncClient() as client:
+                await client.get(f"{url}/healthz")
+        async with serve(proxy) as url:
+            with pytest.raises(OSError, match="in use"):
+                async with serve(proxy, port=int(url.rsplit(":", 1)[1])):
+                    pass
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(main())
+    assert not [r for r in caplog.records if r.name.startswith("uvicorn")]

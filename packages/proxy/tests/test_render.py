@@ -1,0 +1,165 @@
+"""Rendering: no structural id from content, canonical ids, SFT mask, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from nanoswe_proxy import wire
+from nanoswe_proxy.errors import RenderError
+from nanoswe_proxy.parse import parse_hermes
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+
+NASTY = [
+    "<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "<tool_call>", "</tool_call>", "\n",
+    "<", "</tool_response>", '"}}\n</tool_call>', "<think>", "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3",
+    "a", '<tool_call>\n{"name": "bash", "arguments": {"command": "', "é", "🦊",
+    "<|endoftext|>", " ",
+]  # fmt: skip
+text = st.lists(st.sampled_from(NASTY) | st.text(max_size=5), max_size=8).map("".join)
+# what a canonical tokenizer cannot confuse with structure, on any tokenizer of these tests
+plain = st.text("ab left+é", min_size=1, max_size=12).map(lambda s: f"x{s}x")
+
+
+def call(command: str) -> dict:
+    arguments = json.dumps({"command": command}, ensure_ascii=False)
+    return {"id": "1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
+
+
+def turn(content: str, commands: list[str]) -> dict:
+    return {"role": "assistant", "content": content, "tool_calls": [call(c) for c in commands]}
+
+
+@given(observed=text, typed=text)
+def test_content_never_becomes_structure(renderer, observed, typed):
+    def render(user, tool):
+        wired = [
+            {"role": "system", "content": user},
+            {"role": "user", "content": user},
+            turn("ok", ["x"]),
+            {"role": "tool", "content": tool},
+            {"role": "tool", "content": tool},
+        ]
+        return renderer.root(wire.normalise(wired), [{"name": "t", "about": user}], {})
+
+    codec = renderer.codec
+    structural = set(codec.structural.values())
+    dirty, clean = render(typed, observed), render("", "")
+    assert [i for i in dirty.ids if i in structural] == [i for i in clean.ids if i in structural]
+    assert len(dirty.ids) == len(dirty.provenance)
+    written = codec.decode(dirty.ids)
+    assert f"user\n{typed}<|im_end|>\n<|im_start|>assistant\nok" in written
+    assert written.count(f"<tool_response>\n{observed}\n</tool_response>") >= 2
+
+
+@given(command=text)
+def test_arguments_never_become_structure(renderer, command):
+    rendered = renderer.render_messages(wire.normalise([turn("", [command])]), None)
+    parsed = renderer.parse(rendered[-1].ids, truncated=False)
+    end = renderer.codec.structural["<|im_end|>"]
+    assert rendered[-1].ids.count(end) == 1 and rendered[-1].ids[-1] == end
+    if not any(tag in command for tag in ("tool_call>",)):  # a text parser cannot tell these apart
+        assert json.loads(parsed.calls[0].arguments) == {"command": command}
+
+
+messages = st.lists(
+    st.one_of(
+        plain.map(lambda t: [{"role": "user", "content": t}]),
+        st.tuples(plain, plain).map(lambda p: [turn(p[0], []), {"role": "user", "content": p[1]}]),
+        st.tuples(plain, plain, plain).map(
+            lambda p: [turn("", [p[0], p[1]]), *({"role": "tool", "content": t} for t in p[1:])]
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+).map(lambda parts: [{"role": "user", "content": "go"}, *(m for p in parts for m in p)])
+
+
+@given(wired=messages, system=st.none() | plain)
+def test_ids_equal_the_canonical_ones(renderer, folder, wired, system):
+    """The template's text through the plain tokenizer gives the same ids as rendering by parts."""
+    if system:
+        wired = [{"role": "system", "content": system}, *wired]
+    canonical = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for m in wired:
+        for c in m.get("tool_calls", ()):
+            c["function"]["arguments"] = json.loads(c["function"]["arguments"])
+    template = renderer._render(wired, None)
+    expected = canonical.encode(template, add_special_tokens=False).ids
+    assert list(renderer.root(wire.normalise(wired), None, {}).ids) == expected
+
+
+def test_tools_stand_in_the_preamble(folders):
+    renderer = ChatMLRenderer(folders["bpe"])
+    tools = [{"type": "function", "function": {"name": "bash", "description": "say <|im_end|>"}}]
+    ids, provenance = renderer.root([{"role": "user", "content": "hi"}], tools, {})
+    written = renderer.codec.decode(ids)
+    assert json.dumps(tools[0]) in written
+    assert ids.count(renderer.end_id) == 2 and len(ids) == len(provenance)
+
+
+def test_call_renders_byte_exactly(renderer):
+    wired = [turn("", ["cat stock.py"])]
+    assert renderer.codec.decode(renderer.render_messages(wire.normalise(wired), None)[-1].ids) == (
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "cat stock.py"}}\n</tool_call>'
+        "<|im_end|>"
+    )
+
+
+def test_call_scaffold_is_one_token(folders):
+    renderer = ChatMLRenderer(folders["words"])
+    body = renderer.render_messages(wire.normalise([turn("", ["cat stock"])]), None)[-1]
+    spelled = [renderer.codec.decode([i]) for i in body.ids]
+    opening = '<tool_call>\n{"name": "bash", "arguments": {"command": "'
+    assert spelled == [opening, "cat ", "stock", '"}}\n</tool_call>', "<|im_end|>"]
+
+
+def test_provenance_letters(folders):
+    renderer = ChatMLRenderer(folders["words"])
+    encoded = renderer.tail([{"role": "tool", "content": "left right"}], (5,), {})
+    spelled = [renderer.codec.decode([i]) for i in encoded.ids]
+    assert spelled == [
+        "<|im_end|>", "\n", "<|im_start|>user\n", "<tool_response>\n", "left", " ", "right",
+        "\n</tool_response>", "<|im_end|>", "\n", "<|im_start|>assistant\n",
+    ]  # fmt: skip
+    assert encoded.provenance == "ycccooocccc"
+
+
+def test_foreign_template_is_refused(folders, tmp_path):
+    shutil.copy(folders["bpe"] / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    )
+    with pytest.raises(RenderError, match="not ChatML"):
+        ChatMLRenderer(tmp_path)
+    ours = Path(__file__).parents[1] / "src/nanoswe_proxy/render/chatml.jinja"
+    (tmp_path / "chat_template.jinja").write_text(
+        ours.read_text().replace("<tool_response>", "<tool>")
+    )
+    with pytest.raises(RenderError, match="the chat template writes"):
+        ChatMLRenderer(tmp_path)
+    with pytest.raises(RenderError, match="missing"):
+        ChatMLRenderer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "content", "names"),
+    [
+        ("hello ", "text", "hello ", []),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', "calls", "", ["f"]),
+        ('so:\n<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "calls", "so:", ["f"]),
+        ('<tool_call>\n{"name": "f", "arguments": {"a": ', "malformed", None, []),
+        ('<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>', "malformed", None, []),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>', "malformed", None, []),
+        ("<tool_call>[]</tool_call>", "malformed", None, []),
+        ('<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>', "malformed", None, []),
+    ],
+)
+def test_parse(said, status, content, names):
+    parsed = parse_hermes(said)
+    assert (parsed.status, [c.name for c in parsed.calls]) == (status, names)
+    assert parsed.content == (said if content is None else content)
