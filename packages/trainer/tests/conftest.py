@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from nanoswe_trainer import tiny
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, load_decoder
 
@@ -29,8 +30,12 @@ def decoder(model_dir: Path) -> Decoder:
 
 @pytest.fixture
 def small() -> Decoder:
-    """Two layers over a vocabulary of 50; weights large enough that distributions are far from flat."""
-    config = ModelConfig(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8)
+    """Two layers over a vocabulary of 50; weights large enough that distributions are far from
+    flat.
+    """
+    config = ModelConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8
+    )
     decoder = initialise(config, 3)
     with torch.no_grad():
         decoder.model.embed_tokens.weight.mul_(8)

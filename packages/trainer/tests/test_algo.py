@@ -4,8 +4,15 @@ import math
 
 import pytest
 import torch
+
 from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
-from nanoswe_trainer.algo import Truncated, clip_loss, group_advantages, token_weights, trusted_reward
+from nanoswe_trainer.algo import (
+    Truncated,
+    clip_loss,
+    group_advantages,
+    token_weights,
+    trusted_reward,
+)
 from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder
 from nanoswe_trainer.pack import Row, bins, pack
@@ -23,10 +30,13 @@ def test_a_masked_member_does_not_move_the_baseline() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "why"),
-    [([1.0, 1.0, 1.0], "all_1"), ([0.0, 0.0], "all_0"), ([0.5, 0.5], "all_equal"), ([1.0, None, None, None], "too_few"),
+    [([1.0, 1.0, 1.0], "all_1"), ([0.0, 0.0], "all_0"), ([0.5, 0.5], "all_equal"),
+     ([1.0, None, None, None], "too_few"),
      ([None, None], "too_few")],
 )  # fmt: skip
-def test_groups_that_teach_nothing_are_dropped_by_name(rewards: list[float | None], why: str) -> None:
+def test_groups_that_teach_nothing_are_dropped_by_name(
+    rewards: list[float | None], why: str
+) -> None:
     dropped = group_advantages(rewards)
     assert dropped.dropped == why
     assert set(dropped.values) == {None}
@@ -64,7 +74,9 @@ def test_cut_off_trials_follow_the_recipe(stop: Stop) -> None:
     assert got == [None, 1.0, 0.0]
 
 
-def row(tokens: list[int], trained: int, advantage: float, behaviour: list[float] | None = None) -> Row:
+def row(
+    tokens: list[int], trained: int, advantage: float, behaviour: list[float] | None = None
+) -> Row:
     n = len(tokens)
     weights = [0.0] * (n - trained) + [1.0 / trained] * trained
     return Row(tuple(tokens), tuple(weights), (advantage,) * n, tuple(behaviour or [0.0] * n))
@@ -82,7 +94,9 @@ def test_on_policy_the_ratio_is_exactly_one_and_the_gradient_is_reinforce(small:
     assert numbers["clip_fraction_low"] == numbers["clip_fraction_high"] == 0.0
     gradient = torch.autograd.grad(loss, small.lm_head.weight, retain_graph=True)[0]
     reinforce = -(batch.weights_N * batch.advantages_N * logprobs).sum()
-    assert torch.allclose(gradient, torch.autograd.grad(reinforce, small.lm_head.weight)[0], atol=1e-7)
+    assert torch.allclose(
+        gradient, torch.autograd.grad(reinforce, small.lm_head.weight)[0], atol=1e-7
+    )
 
 
 def test_clip_by_hand() -> None:
@@ -99,11 +113,20 @@ def test_clip_by_hand() -> None:
 
 def test_tokens_without_weight_may_hold_anything(small: Decoder) -> None:
     clean = row([1, 2, 3, 4], 2, 1.0, [0.0, 0.0, -1.0, -2.0])
-    dirty = Row(clean.tokens, clean.weights, (math.nan, math.inf, 1.0, 1.0), (math.nan, -math.inf, -1.0, -2.0))
+    dirty = Row(
+        clean.tokens,
+        clean.weights,
+        (math.nan, math.inf, 1.0, 1.0),
+        (math.nan, -math.inf, -1.0, -2.0),
+    )
     losses = []
     for sample in (clean, dirty):
         batch = pack([sample])
-        losses.append(clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[0].item())
+        losses.append(
+            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[
+                0
+            ].item()
+        )
     assert losses[0] == losses[1]
 
 
@@ -114,7 +137,9 @@ def test_splitting_into_micro_batches_changes_nothing(small: Decoder) -> None:
         small.zero_grad()
         for part in bins(rows, max_tokens):
             batch = pack(part)
-            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[0].backward()
+            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[
+                0
+            ].backward()
         assert small.lm_head.weight.grad is not None
         return small.lm_head.weight.grad.clone()
 

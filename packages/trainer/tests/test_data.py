@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from nanoswe_evalkit.outcome import Outcome, Stop
 from nanoswe_evalkit.sandboxes import pick
+from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.convert import convert_nano
 from nanoswe_harbor.nano import cases
 from nanoswe_harbor.task import load_task
@@ -20,7 +22,6 @@ from nanoswe_trainer.data import demonstrations, render, rl_rows, sft_rows
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.rollout import open_rollouts
 from nanoswe_trainer.tiny import CALL_OPEN, STRUCTURE
-from nanoswe_evalkit.trial import Trial
 
 NAN = math.nan
 
@@ -94,7 +95,9 @@ def test_sft_weights_sum_to_one_and_context_weighs_a_tenth(model_dir: Path) -> N
 
 def trial(group: int, attempt: int, reward: float | None, stop: Stop = Stop.FINISHED) -> Trial:
     outcome = {1.0: Outcome.RESOLVED, 0.0: Outcome.UNRESOLVED, None: Outcome.INFRA_ERROR}[reward]
-    return Trial(f"s.{group}.{attempt}", str(group), attempt, 0, stop, outcome, reward, 1, "", None, {})
+    return Trial(
+        f"s.{group}.{attempt}", str(group), attempt, 0, stop, outcome, reward, 1, "", None, {}
+    )
 
 
 def trajectory(trial_id: str, sampled: int) -> Trajectory:
@@ -112,7 +115,12 @@ def test_a_batch_by_hand() -> None:
         [trial(1, 0, 1.0), trial(1, 1, 1.0), trial(1, 2, 1.0), trial(1, 3, 1.0)],
     ]
     every = {t.trial_id: trajectory(t.trial_id, 3 + t.attempt) for g in groups for t in g}
-    settings = {"advantage": "mean", "normaliser": "token", "truncated": Truncated.MASK, "max_length": 64}
+    settings = {
+        "advantage": "mean",
+        "normaliser": "token",
+        "truncated": Truncated.MASK,
+        "max_length": 64,
+    }
     batch = rl_rows(groups, every, **settings)
     assert [row.advantages[0] for row in batch.rows] == [0.5, -0.5]
     assert [row.weights for row in batch.rows] == [(0, 0, *[1 / 7] * 3), (0, 0, *[1 / 7] * 4)]

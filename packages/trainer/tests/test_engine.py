@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.logprob import token_logprobs
@@ -15,11 +16,15 @@ from nanoswe_trainer.pack import Row, pack
 STOP = 49
 
 
-def engine_of(decoder: Decoder, compute: ThreadPoolExecutor, slots: int = 16, context: int = 96) -> LocalEngine:
+def engine_of(
+    decoder: Decoder, compute: ThreadPoolExecutor, slots: int = 16, context: int = 96
+) -> LocalEngine:
     return LocalEngine(decoder, slots=slots, max_context=context, compute=compute)
 
 
-async def turn(engine: LocalEngine, session: str, ids: list[int], n: int = 8, temperature: float = 1.0) -> list[Sampled]:
+async def turn(
+    engine: LocalEngine, session: str, ids: list[int], n: int = 8, temperature: float = 1.0
+) -> list[Sampled]:
     sampling = Sampling(temperature=temperature, max_tokens=n, stop_ids=(STOP,), seed_key=session)
     return [s async for s in engine.generate(session, ids, sampling)]
 
@@ -29,7 +34,9 @@ def prompt(seed: int, n: int) -> list[int]:
     return [rng.randrange(49) for _ in range(n)]
 
 
-async def two_turns(engine: LocalEngine, session: str, length: int) -> tuple[list[int], list[Sampled]]:
+async def two_turns(
+    engine: LocalEngine, session: str, length: int
+) -> tuple[list[int], list[Sampled]]:
     ids = prompt(length, length)
     first = await turn(engine, session, ids)
     ids = ids + [s.token for s in first] + prompt(length + 1, 7)
@@ -39,7 +46,9 @@ async def two_turns(engine: LocalEngine, session: str, length: int) -> tuple[lis
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
-def test_logprobs_equal_the_trainers(small: Decoder, compute: ThreadPoolExecutor, temperature: float) -> None:
+def test_logprobs_equal_the_trainers(
+    small: Decoder, compute: ThreadPoolExecutor, temperature: float
+) -> None:
     async def main() -> tuple[list[int], list[Sampled]]:
         ids = prompt(1, 45)
         out = await turn(engine_of(small, compute), "a", ids, 20, temperature)
@@ -65,10 +74,14 @@ def test_greedy_equals_a_full_recompute(small: Decoder, compute: ThreadPoolExecu
 
 def score(decoder: Decoder, row: Row, token: int) -> float:
     with torch.no_grad():
-        return token_logprobs(decoder, pack([Row((*row.tokens[:-1], token), row.weights)]))[0].item()
+        return token_logprobs(decoder, pack([Row((*row.tokens[:-1], token), row.weights)]))[
+            0
+        ].item()
 
 
-def test_output_does_not_depend_on_company_or_arrival(small: Decoder, compute: ThreadPoolExecutor) -> None:
+def test_output_does_not_depend_on_company_or_arrival(
+    small: Decoder, compute: ThreadPoolExecutor
+) -> None:
     lengths = [3, 20, 31, 32, 33, 40, 50, 64, 65, 12, 9]
 
     async def crowd(order: list[int]) -> dict[int, list[Sampled]]:
@@ -102,7 +115,9 @@ def test_kept_prefix_equals_a_fresh_prefill(small: Decoder, compute: ThreadPoolE
     asyncio.run(main())
 
 
-def test_new_weights_change_the_version_and_nothing_stale_remains(small: Decoder, compute: ThreadPoolExecutor) -> None:
+def test_new_weights_change_the_version_and_nothing_stale_remains(
+    small: Decoder, compute: ThreadPoolExecutor
+) -> None:
     async def main() -> None:
         engine = engine_of(small, compute)
         ids = prompt(5, 40)
@@ -122,7 +137,9 @@ def test_slots_are_given_back(small: Decoder, compute: ThreadPoolExecutor) -> No
     async def main() -> None:
         engine = engine_of(small, compute, slots=8)
         for start in range(0, 40, 20):
-            await asyncio.gather(*(two_turns(engine, f"s{start + i}", 5 + i % 3) for i in range(20)))
+            await asyncio.gather(
+                *(two_turns(engine, f"s{start + i}", 5 + i % 3) for i in range(20))
+            )
         async for _ in engine.generate("gone", [1, 2], Sampling(1.0, 50, (), "x")):
             break  # the caller goes away in the middle of a turn
         await engine.release("gone")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3ForCausalLM
+
 from nanoswe_trainer.model import (
     Decoder,
     ModelConfig,
@@ -15,7 +17,6 @@ from nanoswe_trainer.model import (
     packed_attention,
     save_decoder,
 )
-from transformers import Qwen3ForCausalLM
 
 
 def logits(decoder: Decoder, documents: list[list[int]]) -> torch.Tensor:
@@ -30,13 +31,18 @@ def test_logits_equal_transformers_on_random_configs(seed: int, tmp_path: Path) 
     rng = random.Random(seed)
     kv = rng.choice([1, 2])
     config = ModelConfig(
-        vocab_size=rng.randrange(60, 120), hidden_size=rng.choice([32, 48]), intermediate_size=rng.choice([40, 96]),
-        num_hidden_layers=rng.randrange(1, 4), num_attention_heads=kv * rng.choice([1, 2, 3]), num_key_value_heads=kv,
-        head_dim=rng.choice([8, 16]), rope_theta=rng.choice([1e4, 1e6]), tie_word_embeddings=bool(seed % 2),
+        vocab_size=rng.randrange(60, 120), hidden_size=rng.choice([32, 48]),
+        intermediate_size=rng.choice([40, 96]),
+        num_hidden_layers=rng.randrange(1, 4), num_attention_heads=kv * rng.choice([1, 2, 3]),
+        num_key_value_heads=kv,
+        head_dim=rng.choice([8, 16]), rope_theta=rng.choice([1e4, 1e6]),
+        tie_word_embeddings=bool(seed % 2),
     )  # fmt: skip
     ours = initialise(config, seed)
     save_decoder(ours, tmp_path)
-    theirs = Qwen3ForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    theirs = Qwen3ForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
     documents = [[rng.randrange(config.vocab_size) for _ in range(n)] for n in (1, 17, 40)]
     with torch.no_grad():
         mine = logits(ours, documents).split([len(d) for d in documents])
@@ -70,7 +76,9 @@ def test_packing_does_not_mix_documents(small: Decoder) -> None:
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type"),
     ],
 )
-def test_refuses_what_it_cannot_run(small: Decoder, tmp_path: Path, change: dict, says: str) -> None:
+def test_refuses_what_it_cannot_run(
+    small: Decoder, tmp_path: Path, change: dict, says: str
+) -> None:
     save_decoder(small, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))

@@ -1,4 +1,6 @@
-"""Whole runs at toy size through the real parts: same seed same numbers, killed and resumed the same, wrong input."""
+"""Whole runs at toy size through the real parts: same seed same numbers, killed and resumed the
+same, wrong input.
+"""
 
 import json
 import os
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from nanoswe_evalkit.recipe import RecipeError, load_recipe
 from nanoswe_harbor.convert import convert_nano
 from nanoswe_trainer import checkpoint
@@ -24,7 +27,7 @@ agent: {max_turns: 3}
 model: {max_tokens: 12}
 eval: {attempts: 2, concurrency: 8}
 sft: {steps: 3, batch: 4, warmup_steps: 1}
-train: {steps: 2, groups: 2, group_size: 2, checkpoint_steps: 1, truncated: train, learning_rate: 1e-4}
+train: {steps: 2, groups: 2, group_size: 2, checkpoint_steps: 1, truncated: train}
 cluster: {slots: 8, train_threads: 1, max_context: 160}
 """
 TIMES = {"time_sec", "step_sec", "tokens_per_sec", "trials_per_sec"}
@@ -40,7 +43,16 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(recipe: Path, runs: Path, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "nanoswe_trainer.cli", "run", str(recipe), *overrides, "--runs", str(runs)]
+    return [
+        sys.executable,
+        "-m",
+        "nanoswe_trainer.cli",
+        "run",
+        str(recipe),
+        *overrides,
+        "--runs",
+        str(runs),
+    ]
 
 
 def numbers(run: Path) -> list[dict]:
@@ -57,7 +69,9 @@ def tokens(run: Path) -> dict[str, list]:
 @pytest.fixture(scope="module")
 def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    done = subprocess.run([*command(recipe, runs), "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command(recipe, runs), "--json"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["before"]["sampled"]["tasks"] == 2
@@ -69,15 +83,25 @@ def test_the_same_seed_gives_the_same_numbers(recipe: Path, finished: Path, tmp_
     subprocess.run(command(recipe, tmp_path), check=True, capture_output=True, timeout=300)
     assert numbers(tmp_path / "toy") == numbers(finished)
     assert tokens(tmp_path / "toy") == tokens(finished)
-    first, again = (load_decoder(run / "export").state_dict() for run in (finished, tmp_path / "toy"))
+    first, again = (
+        load_decoder(run / "export").state_dict() for run in (finished, tmp_path / "toy")
+    )
     assert all((first[k] == again[k]).all() for k in first)
 
 
-def test_killed_and_resumed_gives_the_same_numbers(recipe: Path, finished: Path, tmp_path: Path) -> None:
+def test_killed_and_resumed_gives_the_same_numbers(
+    recipe: Path, finished: Path, tmp_path: Path
+) -> None:
     want = len(numbers(finished))
     run = tmp_path / "toy"
-    for kill_after in (2, 5, 7):  # in SFT, in the first evaluation or RL, in RL or the last evaluation
-        child = subprocess.Popen(command(recipe, tmp_path), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    for kill_after in (
+        2,
+        5,
+        7,
+    ):  # in SFT, in the first evaluation or RL, in RL or the last evaluation
+        child = subprocess.Popen(
+            command(recipe, tmp_path), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 120
         while child.poll() is None and time.monotonic() < deadline:
             if (run / "metrics.jsonl").exists() and len(numbers(run)) >= min(kill_after, want - 1):
@@ -90,9 +114,15 @@ def test_killed_and_resumed_gives_the_same_numbers(recipe: Path, finished: Path,
     assert tokens(run) == tokens(finished)
 
 
-def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(recipe: Path, finished: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(
+    recipe: Path, finished: Path, tmp_path: Path
+) -> None:
     child = subprocess.Popen(
-        command(recipe, tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        command(recipe, tmp_path),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
     while child.poll() is None and not (tmp_path / "toy" / "trials.jsonl").exists():
         time.sleep(0.01)
@@ -109,7 +139,10 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(recipe: Path, finished:
 
 def test_another_recipe_is_refused(recipe: Path, finished: Path) -> None:
     done = subprocess.run(
-        command(recipe, finished.parent, "train.steps=9"), capture_output=True, text=True, timeout=120
+        command(recipe, finished.parent, "train.steps=9"),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "was made by another recipe" in done.stderr
@@ -127,8 +160,12 @@ def test_another_recipe_is_refused(recipe: Path, finished: Path) -> None:
         ("tasks.path=/nowhere", "/nowhere"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(recipe: Path, tmp_path: Path, override: str, says: str) -> None:
-    done = subprocess.run(command(recipe, tmp_path, override), capture_output=True, text=True, timeout=120)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    recipe: Path, tmp_path: Path, override: str, says: str
+) -> None:
+    done = subprocess.run(
+        command(recipe, tmp_path, override), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,9 +1,10 @@
-"""The algorithm on one page: trials with rewards in; which of them train, their advantages and per-token weights out.
+"""The algorithm on one page: trials with rewards in; which of them train, their advantages and per-
+token weights out.
 
-All normalisation is decided here, once, on the controller, as a per-token weight (trainer design: group-relative
-advantages, a global token count). Workers only sum. `clip_loss` is the one policy term: PPO's clip with separate bounds,
-anchored on the policy that sampled.
-Left out until something needs it: a critic, a KL model, proximal recomputation.
+All normalisation is decided here, once, on the controller, as a per-token weight (trainer design:
+group-relative advantages, a global token count). Workers only sum. `clip_loss` is the one policy
+term: PPO's clip with separate bounds, anchored on the policy that sampled. Left out until something
+needs it: a critic, a KL model, proximal recomputation.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from nanoswe_evalkit.outcome import Outcome, Stop
 from torch import Tensor
 
+from nanoswe_evalkit.outcome import Outcome, Stop
 from nanoswe_trainer.pack import Batch
 
 LOG_RATIO_CLAMP = 20.0
@@ -31,10 +32,16 @@ CUT_OFF = frozenset({Stop.MAX_TURNS, Stop.CONTEXT, Stop.TIMEOUT, Stop.STUCK})
 
 
 def trusted_reward(
-    stop: Stop, outcome: Outcome, reward: float | None, truncated: Truncated
+    stop: Stop | None, outcome: Outcome, reward: float | None, truncated: Truncated
 ) -> float | None:
-    """The reward that this trial brings to its group, or None when it is neither baseline nor trained."""
-    if reward is None or outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR) or stop is Stop.CANCELLED:
+    """The reward that this trial brings to its group, or None when it is neither baseline nor
+    trained.
+    """
+    if (
+        reward is None
+        or outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR)
+        or stop is Stop.CANCELLED
+    ):
         return None
     if stop in CUT_OFF and truncated is not Truncated.TRAIN:
         return 0.0 if truncated is Truncated.PENALISE else None
@@ -43,7 +50,7 @@ def trusted_reward(
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """One number per trial of a group (None: not trained), and why a group as a whole is left out."""
+    """One number per trial of a group (None: not trained); why a whole group is left out."""
 
     values: tuple[float | None, ...]
     dropped: str = ""  # "", "too_few", "all_0", "all_1", "all_equal"
@@ -54,8 +61,8 @@ def group_advantages(
 ) -> GroupAdvantages:
     """reward minus the group's mean ("mean"), or that over the population deviation ("mean_std").
 
-    A group with no difference between max and min teaches nothing and is dropped; so is one with fewer than `min_group`
-    (default: half of it, at least two) trusted rewards.
+    A group with no difference between max and min teaches nothing and is dropped; so is one with
+    fewer than `min_group` (default: half of it, at least two) trusted rewards.
     """
     known = [r for r in rewards if r is not None]
     nothing: tuple[float | None, ...] = (None,) * len(rewards)
@@ -76,7 +83,8 @@ def group_advantages(
 def token_weights(sampled_tokens: Sequence[int], normaliser: str, length: int = 0) -> list[float]:
     """The weight of each sampled token of each trained sample, over the whole optimizer batch.
 
-    token: 1 / all tokens. sequence: 1 / (samples x own tokens). constant (Dr. GRPO): 1 / (samples x `length`).
+    token: 1 / all tokens. sequence: 1 / (samples x own tokens). constant (Dr. GRPO): 1 / (samples x
+    `length`).
     """
     total = sum(sampled_tokens)
     match normaliser:
@@ -92,9 +100,11 @@ def token_weights(sampled_tokens: Sequence[int], normaliser: str, length: int = 
 def clip_loss(
     logprobs_N: Tensor, batch: Batch, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """Minus the weighted sum of min(ratio A, clip(ratio) A), ratio = current policy over the one that sampled.
+    """Minus the weighted sum of min(ratio A, clip(ratio) A), ratio = current policy over the one
+    that sampled.
 
-    The metrics are weighted sums as well, so they add up over micro-batches (`weights` sums to the share trained).
+    The metrics are weighted sums as well, so they add up over micro-batches (`weights` sums to the
+    share trained).
     """
     valid = torch.isfinite(batch.behaviour_N)
     log_ratio = torch.where(valid, logprobs_N - torch.where(valid, batch.behaviour_N, 0.0), 0.0)

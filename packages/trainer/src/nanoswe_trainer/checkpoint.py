@@ -1,8 +1,9 @@
-"""Checkpoints: everything that a bit-exact resume needs, in; one file that is either whole or absent, out.
+"""Checkpoints: everything that a bit-exact resume needs, in; one file that is either whole or
+absent, out.
 
-A file is written under a temporary name, synced and renamed; the newest two are kept. It also holds the sizes of the
-run's record files, so that records of a step that never finished are cut off when the run resumes.
-Refuses a checkpoint of another recipe.
+A file is written under a temporary name, synced and renamed; the newest two are kept. It also holds
+the sizes of the run's record files, so that records of a step that never finished are cut off when
+the run resumes. Refuses a checkpoint of another recipe.
 """
 
 import os
@@ -55,10 +56,12 @@ def load(folder: Path, recipe_digest: str) -> tuple[Position, dict[str, Any]] | 
     try:
         record = torch.load(path, weights_only=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); delete {folder} to start again") from error
+        raise CheckpointError(
+            f"{path}: cannot be read ({error}); delete {folder} to start again"
+        ) from error
     if record["recipe"] != recipe_digest:
         raise CheckpointError(
-            f"{folder.parent}: was made by another recipe; choose another name=…, or delete the folder"
+            f"{folder.parent}: was made by another recipe; choose another name=…, or delete it"
         )
     return Position(record["stage"], record["step"], record["sizes"]), record["state"]
 

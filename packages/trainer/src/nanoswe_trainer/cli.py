@@ -1,7 +1,7 @@
 """`nanoswe-trainer`: run a recipe, check one, export a run's weights.
 
-Exit codes: 0 fine, 1 the run ended without what it was to show, 2 could not run (one line on stderr says why),
-130 interrupted (the run resumes). Progress goes to stderr, results to stdout.
+Exit codes: 0 fine, 1 the run ended without what it was to show, 2 could not run (one line on stderr
+says why), 130 interrupted (the run resumes). Progress goes to stderr, results to stdout.
 """
 
 import asyncio
@@ -29,7 +29,6 @@ def find_recipe(name: str, folder: str) -> Path:
 
 def _load(name: str, overrides: tuple[str, ...], folder: str = "train") -> Any:
     from nanoswe_evalkit.recipe import load_recipe
-
     from nanoswe_trainer.recipe import TrainRecipe
 
     return load_recipe(find_recipe(name, folder), overrides, TrainRecipe)
@@ -45,20 +44,32 @@ async def _sandbox_kind(recipe: Any, work: Path, fall_back: bool, view: Any) -> 
         if not fall_back:
             raise
         view.note(f"WARNING: {error}")
-        view.note("WARNING: falling back to `allowlist`: a few named programs on a temporary copy, and NO isolation.")
+        view.note(
+            "WARNING: falling back to `allowlist`: a few named programs on a temporary copy, "
+            "and NO isolation."
+        )
         return "allowlist"
 
 
 @cli.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Folder of run folders.")
-@click.option("--allowlist-fallback", is_flag=True, help="Where no sandbox can start, use `allowlist` (demo only).")
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Folder of run folders."
+)
+@click.option(
+    "--allowlist-fallback",
+    is_flag=True,
+    help="Where no sandbox can start, use `allowlist` (demo only).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def run(recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool, as_json: bool) -> None:
-    """Run RECIPE (a name below recipes/train, or a path) with section.key=value overrides; resumes if it was begun."""
+def run(
+    recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool, as_json: bool
+) -> None:
+    """Run RECIPE (a name below recipes/train, or a path) with section.key=value overrides; resumes
+    if it was begun.
+    """
     from nanoswe_evalkit.report import write_report
-
     from nanoswe_trainer.loop import train
     from nanoswe_trainer.view import View
 
@@ -87,7 +98,11 @@ def run(recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback:
 @click.option("--allowlist-fallback", is_flag=True)
 @click.pass_context
 def sft(
-    context: click.Context, recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool
+    context: click.Context,
+    recipe: str,
+    overrides: tuple[str, ...],
+    runs: Path,
+    allowlist_fallback: bool,
 ) -> None:
     """SFT and its evaluation only: RECIPE with train.steps=0."""
     path = find_recipe(recipe, "sft")
@@ -114,10 +129,14 @@ def check(recipe: str, overrides: tuple[str, ...]) -> None:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 def export(run_dir: Path, out: Path) -> None:
-    """Copy a finished run's weights, tokenizer and template: a folder that transformers and vLLM load."""
+    """Copy a finished run's weights, tokenizer and template: a folder that transformers and vLLM
+    load.
+    """
     source = run_dir / "export"
     if not (source / "model.safetensors").exists():
-        raise click.ClickException(f"{source}: no weights there; finish the run first (run it again to resume)")
+        raise click.ClickException(
+            f"{source}: no weights there; finish the run first (run it again to resume)"
+        )
     if out.exists():
         raise click.ClickException(f"{out} exists; name a new folder")
     shutil.copytree(source, out)
@@ -132,7 +151,10 @@ def _print_summary(summary: Any, report: Path) -> None:
     table = Table(title="held-out tasks, 95 % intervals")
     for column in ("", "after SFT", "after RL", "gain"):
         table.add_column(column)
-    for kind, name in (("sampled", f"avg@{k}, temperature as trained"), ("greedy", "greedy accuracy")):
+    for kind, name in (
+        ("sampled", f"avg@{k}, temperature as trained"),
+        ("greedy", "greedy accuracy"),
+    ):
         cells = [
             f"{e[kind]['avg_at_k']:.2f}  [{e[kind]['avg_low']:.2f}, {e[kind]['avg_high']:.2f}]"
             for e in (summary.before, summary.after)
@@ -141,8 +163,11 @@ def _print_summary(summary: Any, report: Path) -> None:
         table.add_row(name, *cells, f"{value:+.2f}  [{low:+.2f}, {high:+.2f}]")
     before, after = (e["sampled"]["pass_at_k"] for e in (summary.before, summary.after))
     table.add_row(f"pass@{k}", f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
-    lost = sum(e[kind]["trials_without_reward"] for e in (summary.before, summary.after) for kind in e)
-    table.caption = f"{summary.before['sampled']['tasks']} tasks; {lost} trials without a reward (our machinery's failures)"
+    lost = sum(
+        e[kind]["trials_without_reward"] for e in (summary.before, summary.after) for kind in e
+    )
+    tasks = summary.before["sampled"]["tasks"]
+    table.caption = f"{tasks} tasks; {lost} trials without a reward (our machinery's failures)"
     Console().print(table)
     click.echo(f"report: {report}")
 
@@ -160,7 +185,9 @@ def main() -> None:
         click.echo("interrupted; run the same command again to resume", err=True)
         sys.exit(130)
     except ImportError as error:
-        click.echo(f"error: {error.name} is not installed: pip install 'nanoswe-trainer[cpu]'", err=True)
+        click.echo(
+            f"error: {error.name} is not installed: pip install 'nanoswe-trainer[cpu]'", err=True
+        )
         sys.exit(2)
     except Exception as error:
         if not _expected(error):
@@ -170,7 +197,9 @@ def main() -> None:
 
 
 def _expected(error: BaseException) -> bool:
-    """Errors that name themselves: ours by class, and the operating system's (a full disk, a missing folder)."""
+    """Errors that name themselves: ours by class, and the operating system's (a full disk, a
+    missing folder).
+    """
     if isinstance(error, BaseExceptionGroup):
         return len(error.exceptions) == 1 and _expected(error.exceptions[0])
     ours = type(error).__module__.startswith("nanoswe_")

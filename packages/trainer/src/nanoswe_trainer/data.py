@@ -1,8 +1,10 @@
-"""Where training rows come from: nano demonstrations for SFT, sealed trajectories with their trials for RL.
+"""Where training rows come from: nano demonstrations for SFT, sealed trajectories with their trials
+for RL.
 
-SFT rows are rendered by the proxy's renderer from the very messages that the `nano` agent would exchange, so the tokens
-trained are those that would have been sampled. RL rows are the sampled tokens themselves; nothing is ever decoded and
-encoded again. Refuses a trial whose trajectory is missing: a reward without its tokens is a fault of ours.
+SFT rows are rendered by the proxy's renderer from the very messages that the `nano` agent would
+exchange, so the tokens trained are those that would have been sampled. RL rows are the sampled
+tokens themselves; nothing is ever decoded and encoded again. Refuses a trial whose trajectory is
+missing: a reward without its tokens is a fault of ours.
 """
 
 import random
@@ -14,7 +16,6 @@ from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.nano import BUGS, NanoCase, cases, fix_command
 from nanoswe_proxy.render.base import Encoded, Renderer
 from nanoswe_proxy.trajectory import Provenance, Trajectory
-
 from nanoswe_trainer.algo import Truncated, group_advantages, token_weights, trusted_reward
 from nanoswe_trainer.pack import Row
 
@@ -22,11 +23,17 @@ NOTHING = "(no output)"
 
 
 def conversation(case: NanoCase, expression: str) -> list[dict]:
-    """The finished conversation of an agent that repairs `case` with `expression`, as normal messages."""
+    """The finished conversation of an agent that repairs `case` with `expression`, as normal
+    messages.
+    """
 
     def call(command: str) -> dict:
         arguments = '{"command": "' + command + '"}'
-        return {"role": "assistant", "content": "", "calls": [{"name": "bash", "arguments": arguments}]}
+        return {
+            "role": "assistant",
+            "content": "",
+            "calls": [{"name": "bash", "arguments": arguments}],
+        }
 
     return [
         {"role": "system", "content": SYSTEM_PROMPT},
@@ -42,8 +49,8 @@ def conversation(case: NanoCase, expression: str) -> list[dict]:
 def demonstrations(count: int, seed: int, wrong: Sequence[float]) -> Iterator[tuple[NanoCase, str]]:
     """Train cases, each with the repair shown for it.
 
-    The bug kinds take turns through `wrong`: the chance that a kind's demonstrations show the tempting wrong repair.
-    They are imperfect on purpose, as found data is: what RL is for.
+    The bug kinds take turns through `wrong`: the chance that a kind's demonstrations show the
+    tempting wrong repair. They are imperfect on purpose, as found data is: what RL is for.
     """
     chance = {bug.kind: wrong[i % len(wrong)] for i, bug in enumerate(BUGS)}
     rng = random.Random(f"demonstrations/{seed}")
@@ -53,7 +60,9 @@ def demonstrations(count: int, seed: int, wrong: Sequence[float]) -> Iterator[tu
 
 
 def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> list[Row]:
-    """One row each; would-be-sampled tokens weigh 1, the others `context_weight`, then all are scaled to sum to 1."""
+    """One row each; would-be-sampled tokens weigh 1, the others `context_weight`, then all are
+    scaled to sum to 1.
+    """
     raw = []
     for parts in conversations:
         kinds = "".join(part.provenance for part in parts)
@@ -64,7 +73,9 @@ def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> l
 
 
 def render(renderer: Renderer, case: NanoCase, expression: str) -> list[Encoded]:
-    """Context and would-be-sampled stretches of one demonstration; ends with the last sampled token."""
+    """Context and would-be-sampled stretches of one demonstration; ends with the last sampled
+    token.
+    """
     return renderer.render_messages(conversation(case, expression), None)
 
 
@@ -81,8 +92,14 @@ def rl_rows(
     groups: Sequence[Sequence[Trial]], trajectories: Mapping[str, Trajectory], *,
     advantage: str, normaliser: str, truncated: Truncated, max_length: int,
 ) -> GroupBatch:  # fmt: skip
-    """Rows in (group, attempt) order, never by arrival, so that a batch is a function of its trials alone."""
-    out = GroupBatch(counts=dict.fromkeys(("groups_all_0", "groups_all_1", "groups_all_equal", "groups_too_few"), 0))
+    """Rows in (group, attempt) order, never by arrival, so that a batch is a function of its trials
+    alone.
+    """
+    out = GroupBatch(
+        counts=dict.fromkeys(
+            ("groups_all_0", "groups_all_1", "groups_all_equal", "groups_too_few"), 0
+        )
+    )
     chosen = []
     for group in groups:
         out.rewards += [t.reward for t in group if t.reward is not None]
@@ -95,7 +112,9 @@ def rl_rows(
                 if trial.trial_id not in trajectories:
                     raise LookupError(f"trial {trial.trial_id} has a reward and no trajectory")
                 chosen += [(s, value) for s in trajectories[trial.trial_id].samples if any(s.mask)]
-    weights = token_weights([sum(s.mask) for s, _ in chosen], normaliser, max_length) if chosen else []
+    weights = (
+        token_weights([sum(s.mask) for s, _ in chosen], normaliser, max_length) if chosen else []
+    )
     for (sample, value), weight in zip(chosen, weights, strict=True):
         out.rows.append(Row(
             tokens=sample.tokens,

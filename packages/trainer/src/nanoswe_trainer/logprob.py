@@ -1,7 +1,8 @@
-"""A Decoder and a Batch in; per trained token its logprob and the entropy of the distribution it came from, out.
+"""A Decoder and a Batch in; per trained token its logprob and the entropy of the distribution it
+came from, out.
 
-The head runs on trained positions only and in chunks that are recomputed in the backward pass, so (T, vocabulary)
-never exists at once. Everything after the head is fp32.
+The head runs on trained positions only and in chunks that are recomputed in the backward pass, so
+(T, vocabulary) never exists at once. Everything after the head is fp32.
 """
 
 import torch

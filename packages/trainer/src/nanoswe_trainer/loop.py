@@ -1,7 +1,9 @@
-"""One run, start to end: a recipe and a folder in; trained weights, records and a report in that folder out.
+"""One run, start to end: a recipe and a folder in; trained weights, records and a report in that
+folder out.
 
-The stages are SFT, an evaluation, RL, the same evaluation again. Each is left out when the recipe gives it no steps, and
-skipped when the checkpoint says that it is done: a killed run goes on where it was. Refuses a folder made by another recipe.
+The stages are SFT, an evaluation, RL, the same evaluation again. Each is left out when the recipe
+gives it no steps, and skipped when the checkpoint says that it is done: a killed run goes on where
+it was. Refuses a folder made by another recipe.
 """
 
 import asyncio
@@ -14,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from nanoswe_evalkit.recipe import dump_recipe
+from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial
-from nanoswe_evalkit.runner import read_trials
-from nanoswe_harbor.task import Task, load_tasks
+from nanoswe_harbor.task import load_tasks
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 from nanoswe_proxy.trajectory import Trajectory
-
 from nanoswe_trainer import checkpoint, tiny
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.loop_rl import train_rl
@@ -39,7 +41,9 @@ RECORDS = ("trials.jsonl", "trajectories.jsonl", "metrics.jsonl")
 
 @dataclass(frozen=True)
 class Summary:
-    """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains: value, low, high."""
+    """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains:
+    value, low, high.
+    """
 
     before: dict[str, dict[str, Any]]
     after: dict[str, dict[str, Any]]
@@ -47,21 +51,29 @@ class Summary:
 
 
 class Run:
-    """What the stages share. `compute` is the one thread that all tensor work runs on, so nothing races."""
+    """What the stages share. `compute` is the one thread that all tensor work runs on, so nothing
+    races.
+    """
 
-    def __init__(self, recipe: TrainRecipe, folder: Path, sandbox_kind: str, tracker: Tracker, view: View):
+    def __init__(
+        self, recipe: TrainRecipe, folder: Path, sandbox_kind: str, tracker: Tracker, view: View
+    ):
         self.recipe, self.folder, self.sandbox_kind = recipe, folder, sandbox_kind
         self.tracker, self.view = tracker, view
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         tasks = load_tasks(recipe.tasks.path)
         self.tasks = tasks[: recipe.tasks.limit]
-        self.heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)[: recipe.tasks.limit]
+        self.heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)[
+            : recipe.tasks.limit
+        ]
         self.model_dir = folder / "model"
         if not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)
         self.renderer = ChatMLRenderer(self.model_dir)
         tokens = self.renderer.codec.full
-        texts = [tokens.decode([i], skip_special_tokens=False) for i in range(tokens.get_vocab_size())]
+        texts = [
+            tokens.decode([i], skip_special_tokens=False) for i in range(tokens.get_vocab_size())
+        ]
         (folder / "tokens.json").write_text(json.dumps(texts))
         self.decoder: Decoder = load_decoder(self.model_dir)
         self.digest = digest(recipe)
@@ -106,7 +118,9 @@ async def sft_stage(run: Run) -> None:
         run.finish("sft")
         return
     worker = run.worker(
-        "sft", learning_rate=recipe.sft.learning_rate, muon_learning_rate=recipe.sft.muon_learning_rate
+        "sft",
+        learning_rate=recipe.sft.learning_rate,
+        muon_learning_rate=recipe.sft.muon_learning_rate,
     )
     run.view.stage("SFT", recipe.sft.steps, first)
     cancelled = False
@@ -133,9 +147,14 @@ async def sft_stage(run: Run) -> None:
 
 
 async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dict[str, list[Trial]]:
-    """avg@k at the recipe's temperature and one greedy attempt per held-out task; trials by "sampled" and "greedy"."""
+    """avg@k at the recipe's temperature and one greedy attempt per held-out task; trials by
+    "sampled" and "greedy".
+    """
     recipe, name = run.recipe, stage.removeprefix("eval_")
-    kinds = {"sampled": ("e", recipe.model.temperature, recipe.eval.attempts), "greedy": ("g", 0.0, 1)}
+    kinds = {
+        "sampled": ("e", recipe.model.temperature, recipe.eval.attempts),
+        "greedy": ("g", 0.0, 1),
+    }
     recorded = run.folder / "trials.jsonl"
     if run.pending(stage) is None:
         old = read_trials(recorded)
@@ -156,7 +175,9 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
         )  # fmt: skip
         numbers = eval_metrics(trials, attempts, recipe.seed)
         numbers["trials_per_sec"] = len(trials) / (time.monotonic() - began)
-        run.tracker.log({"stage": "eval", "name": name, "greedy": kind == "greedy", **numbers}, step)
+        run.tracker.log(
+            {"stage": "eval", "name": name, "greedy": kind == "greedy", **numbers}, step
+        )
         results[kind] = trials
     run.finish(stage)
     return results
@@ -172,7 +193,10 @@ async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(
-        done: int, metrics: dict[str, float], trials: Sequence[Trial], trajectories: dict[str, Trajectory]
+        done: int,
+        metrics: dict[str, float],
+        trials: Sequence[Trial],
+        trajectories: dict[str, Trajectory],
     ) -> None:
         append_records(run.folder, trials, trajectories)
         run.tracker.log({"stage": "rl", **metrics}, done)
@@ -181,7 +205,9 @@ async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
         if done % train.checkpoint_steps == 0 and done < train.steps:
             run.save("rl", done, worker.state())
 
-    await train_rl(recipe, worker, engine, rollouts, run.tasks, first, run.compute, after_step, run.view.trial)
+    await train_rl(
+        recipe, worker, engine, rollouts, run.tasks, first, run.compute, after_step, run.view.trial
+    )
     run.finish("rl")
 
 

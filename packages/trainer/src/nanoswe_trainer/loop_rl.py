@@ -1,9 +1,10 @@
 """GRPO, start to end: tasks with real tests in, a better policy out.
 
-A step is synchronous: run a group of trials on each of a few tasks, turn verdicts into advantages, take one optimizer
-step on exactly the tokens that were sampled, hand the weights to the engine. Tasks come round in their order; batches are
-ordered by (task, attempt). So the same recipe gives the same numbers, killed and resumed or not.
-Left out, on purpose: asynchrony, a KL model, several updates a batch.
+A step is synchronous: run a group of trials on each of a few tasks, turn verdicts into advantages,
+take one optimizer step on exactly the tokens that were sampled, hand the weights to the engine.
+Tasks come round in their order; batches are ordered by (task, attempt). So the same recipe gives
+the same numbers, killed and resumed or not. Left out, on purpose: asynchrony, a KL model, several
+updates a batch.
 """
 
 import asyncio
@@ -13,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
+
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.trajectory import Trajectory
-
 from nanoswe_trainer.algo import clip_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
 from nanoswe_trainer.engine.local import LocalEngine
@@ -34,16 +35,23 @@ def tasks_of_step(tasks: Sequence[Task], step: int, groups: int) -> list[Task]:
 
 
 async def train_rl(
-    recipe: TrainRecipe, worker: Worker, engine: LocalEngine, rollouts: Rollouts, tasks: Sequence[Task],
-    first_step: int, compute: ThreadPoolExecutor, after_step: AfterStep, on_trial: Callable[[Trial], None],
+    recipe: TrainRecipe, worker: Worker, engine: LocalEngine, rollouts: Rollouts,
+    tasks: Sequence[Task], first_step: int, compute: ThreadPoolExecutor, after_step: AfterStep,
+    on_trial: Callable[[Trial], None],
 ) -> None:  # fmt: skip
-    """Run the steps from `first_step` on; `after_step(steps done, metrics, trials, trajectories)` records them."""
+    """Run the steps from `first_step` on; `after_step(steps done, metrics, trials, trajectories)`
+    records them.
+    """
     train = recipe.train
     for step in range(first_step, train.steps):
         began, generated = time.monotonic(), engine.generated
         chosen = tasks_of_step(tasks, step, train.groups)
         trials, trajectories = await rollouts.run(
-            chosen, train.group_size, f"s{step:05}", temperature=recipe.model.temperature, on_trial=on_trial
+            chosen,
+            train.group_size,
+            f"s{step:05}",
+            temperature=recipe.model.temperature,
+            on_trial=on_trial,
         )
         sampled_sec = time.monotonic() - began
         groups = [trials[i : i + train.group_size] for i in range(0, len(trials), train.group_size)]

@@ -1,6 +1,8 @@
-"""The numbers practitioners watch, defined once: trials in, flat dicts of floats for metrics.jsonl out.
+"""The numbers practitioners watch, defined once: trials in, flat dicts of floats for metrics.jsonl
+out.
 
-Token-level numbers (loss, entropy, ratios, gaps) come from `algo` and `worker`; here are those of whole trials.
+Token-level numbers (loss, entropy, ratios, gaps) come from `algo` and `worker`; here are those of
+whole trials.
 """
 
 from collections import Counter
@@ -9,7 +11,6 @@ from typing import Any
 
 from nanoswe_evalkit.passk import avg_at_k, counts_of, paired_difference, pass_estimate
 from nanoswe_evalkit.trial import Trial
-
 from nanoswe_trainer.data import GroupBatch
 
 

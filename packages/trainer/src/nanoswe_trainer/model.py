@@ -1,9 +1,9 @@
 """A Qwen3-architecture decoder in plain torch, weights named as Hugging Face names them.
 
-In: a folder with config.json and model.safetensors (or a ModelConfig for random weights), then flat token ids.
-Out: hidden states; `Decoder.head` turns chosen rows into logits. Attention is a callable, so that the packed
-trainer and the KV-cached engine run the very same layers.
-Refuses: other architectures, sliding windows, scaled RoPE, attention biases: each by name.
+In: a folder with config.json and model.safetensors (or a ModelConfig for random weights), then flat
+token ids. Out: hidden states; `Decoder.head` turns chosen rows into logits. Attention is a
+callable, so that the packed trainer and the KV-cached engine run the very same layers. Refuses:
+other architectures, sliding windows, scaled RoPE, attention biases: each by name.
 """
 
 import json
@@ -149,8 +149,8 @@ class Decoder(nn.Module):
 def packed_attention(lengths: list[int]) -> Attend:
     """Causal attention inside each of the documents that lie one after another in T.
 
-    Documents are gathered to (documents, longest) for one SDPA call: under a causal mask the padding at the
-    end is never looked at, and linear layers still see packed rows only.
+    Documents are gathered to (documents, longest) for one SDPA call: under a causal mask the
+    padding at the end is never looked at, and linear layers still see packed rows only.
     """
     longest = max(lengths)
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
@@ -159,12 +159,14 @@ def packed_attention(lengths: list[int]) -> Attend:
     gather = torch.where(inside, starts[:, None] + offsets, 0).flatten()
     scatter = inside.flatten().nonzero()[:, 0]
 
+    def padded(x: Tensor) -> Tensor:
+        rows = x.index_select(0, gather).view(len(lengths), longest, *x.shape[1:])
+        return rows.transpose(1, 2)
+
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        padded = (
-            x.index_select(0, gather).view(len(lengths), longest, *x.shape[1:]).transpose(1, 2)
-            for x in (q, k, v)
+        out = F.scaled_dot_product_attention(
+            padded(q), padded(k), padded(v), is_causal=True, enable_gqa=True
         )
-        out = F.scaled_dot_product_attention(*padded, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1).index_select(0, scatter)
 
     return attend
@@ -187,21 +189,34 @@ def load_decoder(folder: Path) -> Decoder:
         raw = json.loads((folder / "config.json").read_text())
         tensors = load_file(folder / "model.safetensors")
     except (OSError, ValueError) as error:
-        raise ModelError(f"{folder}: cannot read the model ({error}); it needs config.json and model.safetensors") from error  # fmt: skip
-    for key, fine in (("model_type", "qwen3"), ("use_sliding_window", False), ("attention_bias", False)):
+        needs = "it needs config.json and model.safetensors"
+        raise ModelError(f"{folder}: cannot read the model ({error}); {needs}") from error
+    for key, fine in (
+        ("model_type", "qwen3"),
+        ("use_sliding_window", False),
+        ("attention_bias", False),
+    ):
         if raw.get(key, fine) != fine:
-            raise ModelError(f"{folder}/config.json: {key} = {raw[key]!r} is not supported, only {fine!r}")
+            raise ModelError(
+                f"{folder}/config.json: {key} = {raw[key]!r} is not supported, only {fine!r}"
+            )
     parameters = raw.get("rope_parameters") or {}
     scaling = raw.get("rope_scaling") or parameters
     if scaling.get("rope_type", "default") != "default":
-        raise ModelError(f"{folder}/config.json: rope type {scaling['rope_type']!r} is not supported")
+        raise ModelError(
+            f"{folder}/config.json: rope type {scaling['rope_type']!r} is not supported"
+        )
     raw["rope_theta"] = raw.get("rope_theta", parameters.get("rope_theta", 10000.0))
     known = ModelConfig.__dataclass_fields__
     decoder = Decoder(ModelConfig(**{k: v for k, v in raw.items() if k in known}))
     missing, unexpected = decoder.load_state_dict(tensors, strict=False)
-    missing = [m for m in missing if not (m == "lm_head.weight" and decoder.config.tie_word_embeddings)]
+    missing = [
+        m for m in missing if not (m == "lm_head.weight" and decoder.config.tie_word_embeddings)
+    ]
     if missing or unexpected:
-        raise ModelError(f"{folder}/model.safetensors: missing {missing[:3]}, unexpected {unexpected[:3]}")
+        raise ModelError(
+            f"{folder}/model.safetensors: missing {missing[:3]}, unexpected {unexpected[:3]}"
+        )
     return decoder
 
 

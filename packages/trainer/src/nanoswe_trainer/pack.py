@@ -1,8 +1,9 @@
 """Samples in, one Batch of flat tensors out: the only type that holds tensors.
 
-A Row is one token stream with, per token, how much it counts in the loss (`weights`) and, for RL, its advantage and
-the logprob it was sampled with. `pack` lays rows one after another; nothing is padded and nothing is cut.
-Refuses: an empty row, a first token that is to be trained (nothing predicts it), arrays of unequal length.
+A Row is one token stream with, per token, how much it counts in the loss (`weights`) and, for RL,
+its advantage and the logprob it was sampled with. `pack` lays rows one after another; nothing is
+padded and nothing is cut. Refuses: an empty row, a first token that is to be trained (nothing
+predicts it), arrays of unequal length.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """Example: tokens (7, 8, 9), weights (0, .5, .5): tokens 8 and 9 are trained, each with weight one half."""
+    """Example: tokens (7, 8, 9), weights (0, .5, .5): tokens 8 and 9 are trained, each with weight
+    one half.
+    """
 
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     advantages: tuple[float, ...] = ()
-    behaviour: tuple[float, ...] = ()  # logprob under the policy that sampled; anything where weight is 0
+    behaviour: tuple[
+        float, ...
+    ] = ()  # logprob under the policy that sampled; anything where weight is 0
 
     def __post_init__(self) -> None:
         if not self.tokens or len(self.weights) != len(self.tokens):
@@ -28,12 +33,16 @@ class Row:
             raise ValueError("the first token of a row cannot be trained: nothing predicts it")
         for name in ("advantages", "behaviour"):
             if len(getattr(self, name)) not in (0, len(self.tokens)):
-                raise ValueError(f"{name} has {len(getattr(self, name))} entries, not {len(self.tokens)}")
+                raise ValueError(
+                    f"{name} has {len(getattr(self, name))} entries, not {len(self.tokens)}"
+                )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """T tokens of all rows; the N of them that are trained, each predicted from the token before it."""
+    """T tokens of all rows; the N of them that are trained, each predicted from the token before
+    it.
+    """
 
     ids_T: Tensor
     positions_T: Tensor
@@ -72,7 +81,7 @@ def pack(rows: Sequence[Row]) -> Batch:
 
 
 def bins(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Consecutive rows, cut into runs of at most `max_tokens` (a longer single row stands alone)."""
+    """Consecutive rows in runs of at most `max_tokens` (a longer single row stands alone)."""
     out: list[list[Row]] = []
     size = max_tokens + 1
     for row in rows:

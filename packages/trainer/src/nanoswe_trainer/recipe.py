@@ -1,15 +1,16 @@
 """The trainer's recipe: evalkit's sections plus `sft`, `train` and `cluster`.
 
 In: a YAML file and dotted overrides (see nanoswe_evalkit.recipe). Out: a frozen TrainRecipe.
-Refuses what evalkit's schema refuses, and sampling filters: the trainer needs the distribution that was sampled.
+Refuses what evalkit's schema refuses, and sampling filters: the trainer needs the distribution that
+was sampled.
 """
 
 import hashlib
 from typing import Literal
 
-from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
 from pydantic import Field
 
+from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
 from nanoswe_trainer.algo import Truncated
 
 
@@ -28,7 +29,9 @@ class SftSection(Section):
     context_weight: float = Field(default=0.1, ge=0)
     """Loss weight of a token that the agent only reads; those it writes weigh 1."""
     wrong: tuple[float, ...] = (0.6, 0.2)
-    """Chance that a demonstration shows the tempting wrong repair; the bug kinds take turns through the list."""
+    """Chance that a demonstration shows the tempting wrong repair; the bug kinds take turns through
+    the list.
+    """
 
 
 class TrainSection(Section):

@@ -1,7 +1,9 @@
-"""Trials through the real parts: tasks in; trials and their sealed trajectories, in (task, attempt) order, out.
+"""Trials through the real parts: tasks in; trials and their sealed trajectories, in (task, attempt)
+order, out.
 
-One `Rollouts` is the lifetime of the proxy's server in front of an engine, the agent and the sandboxes.
-The agent knows only a base URL; each try at a trial has a proxy session of its own, and the last try's trajectory counts.
+One `Rollouts` is the lifetime of the proxy's server in front of an engine, the agent and the
+sandboxes. The agent knows only a base URL; each try at a trial has a proxy session of its own, and
+the last try's trajectory counts.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.runner import run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
@@ -23,7 +26,6 @@ from nanoswe_proxy.engine.base import Engine
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Trajectory
-
 from nanoswe_trainer.recipe import TrainRecipe
 
 
@@ -31,7 +33,8 @@ class Rollouts:
     """Made by `open_rollouts`."""
 
     def __init__(self, recipe: TrainRecipe, proxy: Proxy,
-                 sandboxes: SandboxFactory, agent: NanoAgent, compute: ThreadPoolExecutor):  # fmt: skip
+                 sandboxes: SandboxFactory, agent: NanoAgent,
+                 compute: ThreadPoolExecutor):  # fmt: skip
         self.recipe, self._proxy = recipe, proxy
         self._sandboxes, self._agent, self._compute = sandboxes, agent, compute
 
@@ -67,7 +70,8 @@ class Rollouts:
 
         trials = await run_trials(
             tasks, attempts, agent=self._agent, sandboxes=self._sandboxes,
-            model=self.recipe.model.config(self.recipe.seed), concurrency=self.recipe.eval.concurrency,
+            model=self.recipe.model.config(self.recipe.seed),
+            concurrency=self.recipe.eval.concurrency,
             open_session=open_session, close_session=close_session,
             trial_id=lambda task, attempt: f"{prefix}.{task.task_id}.{attempt}",
             on_trial=on_trial, path=path,
@@ -98,4 +102,6 @@ def append_records(
     with (run_dir / "trials.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(trial)) + "\n" for trial in trials)
     with (run_dir / "trajectories.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories)
+        file.writelines(
+            trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories
+        )

@@ -1,17 +1,19 @@
-"""The demo's model from nothing: a seed in; a folder with tokenizer.json, chat_template.jinja, config.json, weights out.
+"""The demo's model from nothing: a seed in; a folder with tokenizer.json, chat_template.jinja,
+config.json, weights out.
 
-Why a tokenizer of our own: a model of under a million parameters learns to copy an identifier within a minute only if the
-identifier has one id wherever it stands, and has no tokens to spare for boilerplate. So words of a closed list are whole
-tokens, anything else falls back to bytes (every text still encodes), and fixed fragments are single tokens. Fragments that
-carry turn structure are marked special: text that an agent observes can never encode to them.
+Why a tokenizer of our own: a model of under a million parameters learns to copy an identifier
+within a minute only if the identifier has one id wherever it stands, and has no tokens to spare for
+boilerplate. So words of a closed list are whole tokens, anything else falls back to bytes (every
+text still encodes), and fixed fragments are single tokens. Fragments that carry turn structure are
+marked special: text that an agent observes can never encode to them.
 """
 
 import re
 from pathlib import Path
 
-from nanoswe_harbor import nano
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from nanoswe_harbor import nano
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, save_decoder
 
 CALL_OPEN = '<tool_call>\n{"name": "bash", "arguments": {"command": "'
@@ -22,14 +24,17 @@ STRUCTURE = (
 )  # fmt: skip
 FRAGMENTS = (
     "You fix one bug. Use bash. Say submit when done.", "(no output)", "cat ", "submit",
-    "sed -i '/def ", "/,/return/s|return .*|return ", "|' ", "\n    return ", "):\n", "\n\n\n", "def ",
+    "sed -i '/def ", "/,/return/s|return .*|return ", "|' ", "):\n    return ", "\n\n\n",
+    "def ",
 )  # fmt: skip
 WORD = re.compile(r"[A-Za-z]+")
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message.role == 'tool' -%}
-{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}
+{{ '<|im_start|>user' }}
+{%- endif -%}
 {{ '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
 {%- else -%}
@@ -37,7 +42,11 @@ CHAT_TEMPLATE = """\
 {%- for call in message.tool_calls or [] -%}
 {%- if loop.index0 or message.content -%}{{ '\\n' }}{%- endif -%}
 {{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-{%- if call.function.arguments is string -%}{{ call.function.arguments }}{%- else -%}{{ call.function.arguments | tojson }}{%- endif -%}
+{%- if call.function.arguments is string -%}
+{{ call.function.arguments }}
+{%- else -%}
+{{ call.function.arguments | tojson }}
+{%- endif -%}
 {{ '}\\n</tool_call>' }}
 {%- endfor -%}
 {{ '<|im_end|>\\n' }}
@@ -50,7 +59,12 @@ CHAT_TEMPLATE = """\
 def build_tokenizer() -> Tokenizer:
     """Bytes, the words that nano tasks are written with, and the fragments above."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    texts = (*nano.WORDS, *nano.SENTENCES, *(f"{b.phrase} {b.good}" for b in nano.BUGS), "py error exit")
+    texts = (
+        *nano.WORDS,
+        *nano.SENTENCES,
+        *(f"{b.phrase} {b.good}" for b in nano.BUGS),
+        "py error exit",
+    )
     words = sorted({w for text in texts for w in WORD.findall(text) if len(w) > 1})
     vocabulary = {piece: i for i, piece in enumerate([*alphabet, *words])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))

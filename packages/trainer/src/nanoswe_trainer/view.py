@@ -1,19 +1,22 @@
-"""The live view of a run: stage, progress, the curve so far, and one trial scrolling by. Facts go to JSONL, not here.
+"""The live view of a run: stage, progress, the curve so far, and one trial scrolling by. Facts go
+to JSONL, not here.
 
-In: calls from the loops. Out: a rich display on stderr where that is a terminal; elsewhere one plain line now and then.
-Observed text is shown as text: markup in it means nothing, control characters are dropped.
+In: calls from the loops. Out: a rich display on stderr where that is a terminal; elsewhere one
+plain line now and then. Observed text is shown as text: markup in it means nothing, control
+characters are dropped.
 """
 
 import time
 from types import TracebackType
 
-from nanoswe_evalkit.trial import Trial
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from nanoswe_evalkit.trial import Trial
 
 BARS = "▁▂▃▄▅▆▇█"
 LINES_OF_A_TRIAL = 14
@@ -23,7 +26,9 @@ PLAIN_EVERY_SEC = 5.0
 def sparkline(values: list[float], width: int = 60) -> str:
     """Values from 0 to 1 as bars; where there are more than `width`, neighbours are averaged."""
     size = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    means = [
+        sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)
+    ]
     return "".join(BARS[min(7, max(0, int(v * 8)))] for v in means)
 
 
@@ -37,7 +42,10 @@ class View:
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
         )
         self._curve: list[float] = []
         self._numbers: dict[str, float] = {}
@@ -52,7 +60,10 @@ class View:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.console.is_terminal:
             self._live.stop()
@@ -95,9 +106,11 @@ class View:
             if key in self._numbers:
                 table.add_row(Text(key, style="dim"), f"{self._numbers[key]:.4g}")
         curve = Text(sparkline(self._curve), style="green")
-        parts = [self._progress, table]
+        parts: list[RenderableType] = [self._progress, table]
         if self._curve:
-            parts.append(Panel(curve, title=f"reward, {len(self._curve)} steps", title_align="left"))
+            parts.append(
+                Panel(curve, title=f"reward, {len(self._curve)} steps", title_align="left")
+            )
         if self._trial:
             parts.append(self._trial_panel(self._trial))
         return Group(*parts)
@@ -109,7 +122,10 @@ class View:
             for call in calls:
                 text.append("$ " + clean(str(call["function"]["arguments"])) + "\n", style="cyan")
             if not calls and message.get("content"):
-                text.append(clean(str(message["content"])).rstrip("\n") + "\n", style="" if message["role"] == "user" else "dim")
+                text.append(
+                    clean(str(message["content"])).rstrip("\n") + "\n",
+                    style="" if message["role"] == "user" else "dim",
+                )
         lines = text.split("\n")[-LINES_OF_A_TRIAL:]
         colour = {1.0: "green", 0.0: "red", None: "yellow"}[trial.reward]
         title = f"{trial.trial_id}  {trial.outcome}"

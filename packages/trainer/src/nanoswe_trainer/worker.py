@@ -1,8 +1,8 @@
 """The policy and its optimizer: rows in, one optimizer step and its numbers out.
 
-Every normalisation is in the rows' weights already (see `algo`), so a step only sums: splitting rows into more or fewer
-micro-batches changes nothing but rounding. A gradient that is not finite skips the step and is counted; three in a row
-stop the run.
+Every normalisation is in the rows' weights already (see `algo`), so a step only sums: splitting
+rows into more or fewer micro-batches changes nothing but rounding. A gradient that is not finite
+skips the step and is counted; three in a row stop the run.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,11 +30,18 @@ def nll(logprobs_N: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
 
 
 class Worker:
-    """A Decoder with one or two optimizers: Muon for the matrices of the blocks, if asked, AdamW for the rest."""
+    """A Decoder with one or two optimizers: Muon for the matrices of the blocks, if asked, AdamW
+    for the rest.
+    """
 
     def __init__(self, decoder: Decoder, *, learning_rate: float, muon_learning_rate: float = 0.0,
                  clip_norm: float = 1.0, max_tokens: int = 16384, bf16: bool = False):  # fmt: skip
-        self.decoder, self.clip_norm, self.max_tokens, self.bf16 = decoder, clip_norm, max_tokens, bf16
+        self.decoder, self.clip_norm, self.max_tokens, self.bf16 = (
+            decoder,
+            clip_norm,
+            max_tokens,
+            bf16,
+        )
         matrices = [p for n, p in decoder.named_parameters() if p.ndim == 2 and ".layers." in n]
         chosen = {id(p) for p in matrices} if muon_learning_rate else set()
         rest = [p for p in decoder.parameters() if id(p) not in chosen]
@@ -42,11 +49,15 @@ class Worker:
             torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         ]
         if muon_learning_rate:
-            self.optimizers.append(torch.optim.Muon(matrices, lr=muon_learning_rate, weight_decay=0.0))
+            self.optimizers.append(
+                torch.optim.Muon(matrices, lr=muon_learning_rate, weight_decay=0.0)
+            )
         self.base_rates = [o.param_groups[0]["lr"] for o in self.optimizers]
         self.skipped = 0
 
-    def step(self, rows: Sequence[Row], loss: Loss, *, rate: float = 1.0, temperature: float = 1.0) -> dict[str, float]:
+    def step(
+        self, rows: Sequence[Row], loss: Loss, *, rate: float = 1.0, temperature: float = 1.0
+    ) -> dict[str, float]:
         """One optimizer step over all rows at `rate` times the base learning rates."""
         totals: dict[str, float] = {}
         entropy, trained = 0.0, 0
@@ -71,7 +82,9 @@ class Worker:
         finite = bool(torch.isfinite(norm))
         self.skipped = 0 if finite else self.skipped + 1
         if self.skipped == 3:
-            raise DivergedError("the gradient was not finite three steps in a row: lower the learning rate")
+            raise DivergedError(
+                "the gradient was not finite three steps in a row: lower the learning rate"
+            )
         for optimizer, base in zip(self.optimizers, self.base_rates, strict=True):
             optimizer.param_groups[0]["lr"] = base * rate
             if finite:
@@ -80,8 +93,9 @@ class Worker:
 
     def state(self) -> dict[str, Any]:
         """Everything that a bit-exact resume needs."""
-        return {"model": self.decoder.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers],
-                "skipped": self.skipped}  # fmt: skip
+        optimizers = [o.state_dict() for o in self.optimizers]
+        model = self.decoder.state_dict()
+        return {"model": model, "optimizers": optimizers, "skipped": self.skipped}
 
     def load(self, state: dict[str, Any]) -> None:
         self.decoder.load_state_dict(state["model"])

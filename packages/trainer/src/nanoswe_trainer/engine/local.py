@@ -1,10 +1,13 @@
-"""The embedded engine: token ids of a session in, sampled tokens with logprobs and version out, on the CPU.
+"""The embedded engine: token ids of a session in, sampled tokens with logprobs and version out, on
+the CPU.
 
-Continuous batching over fixed slots. A session keeps its slot, and the keys and values of its prefix, across turns until
-it is released; a prompt must extend what the slot holds, else the slot is refilled from the point where they part.
-Every forward has one of two fixed shapes (prefill: PREFILL_ROWS x PREFILL_WIDTH, decode: slots x 1) and the random number
-of a token is a hash of (seed key, position), so what a session samples does not depend on who else is being served.
-Refuses: a prompt that does not fit the context, an empty prompt. A session over the slot count waits for a free one.
+Continuous batching over fixed slots. A session keeps its slot, and the keys and values of its
+prefix, across turns until it is released; a prompt must extend what the slot holds, else the slot
+is refilled from the point where they part. Every forward has one of two fixed shapes (prefill:
+PREFILL_ROWS x PREFILL_WIDTH, decode: slots x 1) and the random number of a token is a hash of (seed
+key, position), so what a session samples does not depend on who else is being served. Refuses: a
+prompt that does not fit the context, an empty prompt. A session over the slot count waits for a
+free one.
 """
 
 import asyncio
@@ -14,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
-from nanoswe_proxy.engine.base import Sampled, Sampling
 from torch import Tensor
 
+from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_trainer.model import Attend, Decoder
 
 PREFILL_ROWS, PREFILL_WIDTH = 4, 32
@@ -50,9 +53,13 @@ class Slot:
 
 
 class LocalEngine:
-    """An `Engine` (see nanoswe_proxy.engine.base) over a Decoder that the trainer may change between calls."""
+    """An `Engine` (see nanoswe_proxy.engine.base) over a Decoder that the trainer may change
+    between calls.
+    """
 
-    def __init__(self, decoder: Decoder, *, slots: int, max_context: int, compute: ThreadPoolExecutor):
+    def __init__(
+        self, decoder: Decoder, *, slots: int, max_context: int, compute: ThreadPoolExecutor
+    ):
         config = decoder.config
         self.decoder, self.max_context, self._compute = decoder, max_context, compute
         self.version, self.generated, self.prefilled = 0, 0, 0
@@ -71,7 +78,9 @@ class LocalEngine:
     ) -> AsyncIterator[Sampled]:
         """Yield tokens until a stop id (included) or max_tokens."""
         if not 0 < len(ids) < self.max_context:
-            raise ValueError(f"a prompt of {len(ids)} tokens does not fit a context of {self.max_context}")
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens does not fit a context of {self.max_context}"
+            )
         slot = self._by_session.get(session) or await self._take_slot(session)
         if slot.request:
             raise RuntimeError(f"session {session} already has a turn under way")
@@ -122,7 +131,9 @@ class LocalEngine:
         )
 
     async def _run(self) -> None:
-        """Steps until nothing is under way. Computing happens in the compute thread, bookkeeping here."""
+        """Steps until nothing is under way. Computing happens in the compute thread, bookkeeping
+        here.
+        """
         loop = asyncio.get_running_loop()
         while any(s.request for s in self._slots):
             await asyncio.sleep(0)  # let requests that are ready join this step
@@ -154,9 +165,14 @@ class LocalEngine:
             slot.request = None
 
     def _attend(self, rows_B: Tensor, starts_B: Tensor, width: int) -> Attend:
-        """Attention of `width` new tokens per row over the row's cache, which takes their keys and values first."""
+        """Attention of `width` new tokens per row over the row's cache, which takes their keys and
+        values first.
+        """
         config = self.decoder.config
-        kv, repeat = config.num_key_value_heads, config.num_attention_heads // config.num_key_value_heads
+        kv, repeat = (
+            config.num_key_value_heads,
+            config.num_attention_heads // config.num_key_value_heads,
+        )
         count, at_BW = len(rows_B), starts_B[:, None] + torch.arange(width)
         # decoding serves the slots in order: a slice is a view, an index would copy the whole cache
         rows = slice(count) if width == 1 else rows_B
@@ -229,7 +245,11 @@ class LocalEngine:
                 token = int(logprobs[i].argmax())
             else:
                 u = uniform(request.sampling.seed_key, len(request.ids)) * float(cumulative[i, -1])
-                token = int(torch.searchsorted(cumulative[i], torch.tensor(u, dtype=torch.float64), right=True))
+                token = int(
+                    torch.searchsorted(
+                        cumulative[i], torch.tensor(u, dtype=torch.float64), right=True
+                    )
+                )
                 token = min(token, logprobs.shape[1] - 1)
             drawn.append((token, float(logprobs[i, token])))
         return drawn
