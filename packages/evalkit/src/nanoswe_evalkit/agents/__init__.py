@@ -1,0 +1,1 @@
+"""The agents: `nano`, `oracle`, `nop`."""

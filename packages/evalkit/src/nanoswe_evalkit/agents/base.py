@@ -1,0 +1,46 @@
+"""The `Agent` protocol, what it is told about the model, and the error it may raise.
+
+In: a task, a started sandbox, the model's base URL (OpenAI style, ending in /v1). Out: how it
+stopped; the transcript so far is in `messages` however it ends. An agent object serves many trials
+at once. An error of the model's service is ModelError: ours, never the agent's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nanoswe_evalkit.outcome import EvalkitError, Stop
+from nanoswe_evalkit.sandboxes.base import Sandbox
+from nanoswe_harbor.task import Task
+
+Message = dict[str, Any]
+
+
+class ModelError(EvalkitError):
+    """The model's service failed or answered nonsense."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is sent with each request; `seed` differs per trial. The key is never written."""
+
+    name: str
+    temperature: float = 1.0
+    max_tokens: int = 1024
+    seed: int = 0
+    timeout_sec: float = 600
+    api_key: str = field(default="", repr=False)
+
+
+class Agent(Protocol):
+    """Works on a task; its tools act in the sandbox, its loop does not."""
+
+    async def run(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        base_url: str,
+        model: ModelConfig,
+        messages: list[Message],
+    ) -> Stop: ...
+
+    async def close(self) -> None: ...

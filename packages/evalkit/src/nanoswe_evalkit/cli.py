@@ -1,0 +1,183 @@
+"""The command line: run, verify, regrade, report, compare.
+
+In: a recipe (file, or a name below recipes/eval) and overrides, or run folders. Out: tables on
+stdout (`--json` for machines), progress on stderr; exit code 0 fine, 1 ran and found failures, 2
+could not run, 130 interrupted. Every error is one line, never a traceback.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from nanoswe_evalkit import __version__
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.recipe import Recipe, load_recipe
+
+RECIPES = Path("recipes/eval")
+as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
+run_folder = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="nanoswe-evalkit")
+def cli() -> None:
+    """Run agents on SWE tasks in sandboxes, grade with the real tests, count honestly."""
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1)
+@click.option("--runs", default="runs", type=run_folder, show_default=True, help="where runs go")
+@as_json
+def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> None:
+    """Run RECIPE (a file or a name) with section.key=value overrides; run again to resume."""
+    from nanoswe_evalkit.evaluate import evaluate
+
+    loaded = load_recipe(_recipe_path(recipe), overrides, Recipe)
+    folder = runs / loaded.name
+    summary = asyncio.run(
+        evaluate(loaded, folder, Console(stderr=True), os.environ.get("OPENAI_API_KEY", ""))
+    )
+    _print(summary, as_json)
+    sys.exit(1 if summary["no_reward"] else 0)
+
+
+@cli.command()
+@click.argument("tasks", type=run_folder)
+@click.option("--mirror", type=run_folder, help="bare repositories; default: beside the tasks")
+@click.option("--sandbox", default="auto", show_default=True)
+@click.option("--concurrency", default=2, show_default=True, type=click.IntRange(1, 256))
+@as_json
+def verify(tasks: Path, mirror: Path | None, sandbox: str, concurrency: int, as_json: bool) -> None:
+    """Check that the gold patch scores 1 and nothing scores 0, for every task; name the liars."""
+    from nanoswe_evalkit.evaluate import verify_tasks
+
+    liars, count = asyncio.run(
+        verify_tasks(tasks, mirror, sandbox, concurrency, Console(stderr=True))
+    )
+    if as_json:
+        click.echo(json.dumps({"tasks": count, "liars": liars}))
+    else:
+        for liar in liars:
+            click.echo(f"{liar['task_id']}: {liar['agent']} gave {liar['outcome']} {liar['why']}")
+        click.echo(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
+    sys.exit(1 if liars else 0)
+
+
+@cli.command()
+@click.argument("folder", type=run_folder)
+@as_json
+def regrade(folder: Path, as_json: bool) -> None:
+    """Grade the stored patches of run FOLDER again, into regraded.jsonl; 1 if a verdict changed."""
+    from nanoswe_evalkit.evaluate import regrade_run
+
+    changed, count = asyncio.run(regrade_run(folder, Console(stderr=True)))
+    if as_json:
+        click.echo(json.dumps({"trials": count, "changed": changed}))
+    else:
+        for change in changed:
+            click.echo(f"{change['trial_id']}: {change['before']} → {change['after']}")
+        click.echo(f"{count} trials, {len(changed)} changed")
+    sys.exit(1 if changed else 0)
+
+
+@cli.command()
+@click.argument("folder", type=run_folder)
+@as_json
+def report(folder: Path, as_json: bool) -> None:
+    """Write report.html of run FOLDER."""
+    from nanoswe_evalkit.report import write_report
+
+    path = str(write_report(folder))
+    click.echo(json.dumps({"report": path}) if as_json else path)
+
+
+@cli.command()
+@click.argument("a", type=run_folder)
+@click.argument("b", type=run_folder)
+@as_json
+def compare(a: Path, b: Path, as_json: bool) -> None:
+    """Paired difference in avg@k of run B minus run A, and the tasks where they disagree."""
+    from nanoswe_evalkit.passk import counts_of, paired_difference
+    from nanoswe_evalkit.runner import read_trials
+
+    left, right = (counts_of(read_trials(folder / "trials.jsonl")) for folder in (a, b))
+    try:
+        difference = paired_difference(left, right)
+    except ValueError as error:
+        raise EvalkitError(f"{a}, {b}: {error}") from error
+    shares = {
+        task: (left[task][1] / left[task][0], right[task][1] / right[task][0])
+        for task in sorted(left.keys() & right.keys())
+    }
+    result = {**vars(difference), "discordant": {t: s for t, s in shares.items() if s[0] != s[1]}}
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(
+        f"difference {difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] "
+        f"over {difference.tasks} tasks"
+    )
+    for task, (before, after) in result["discordant"].items():
+        click.echo(f"  {task}: {before:.2f} → {after:.2f}")
+
+
+def _recipe_path(recipe: str) -> Path:
+    named = RECIPES / f"{recipe}.yaml"
+    return named if named.is_file() else Path(recipe)
+
+
+def _print(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    for name, e in summary["scores"].items():
+        click.echo(f"{name:8} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]")
+    outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
+    click.echo(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
+    click.echo(f"{summary['no_reward']} trials without a reward (our machinery failed)")
+
+
+def main() -> None:
+    """Errors end here, as one line and an exit code."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False, show_time=False)],
+    )
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted: run the same command again to resume", err=True)
+        sys.exit(130)
+    except Exception as error:
+        known = _root(error)
+        if known is None:
+            raise
+        click.echo(f"error: {' '.join(str(known).split())}", err=True)
+        sys.exit(2)
+
+
+def _root(error: BaseException) -> BaseException | None:
+    """The error we know how to say in one line; a task group wraps it."""
+    from nanoswe_harbor.instance import HarborError
+
+    if isinstance(error, BaseExceptionGroup):
+        return _root(error.exceptions[0])
+    return error if isinstance(error, EvalkitError | HarborError | OSError) else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What the commands do: run a recipe, verify tasks, grade a run again.
+
+In: a recipe and a run folder, or a tasks folder. Out: the run folder's files (recipe.yaml,
+trials.jsonl, metrics.jsonl) and a summary with avg@k and pass@k beside the count of trials without
+a reward. Refuses (EvalkitError) a run folder that holds another recipe, and an agent without a
+model.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nanoswe_evalkit.agents.base import Agent, ModelConfig
+from nanoswe_evalkit.agents.nano import NanoAgent
+from nanoswe_evalkit.agents.nop import NopAgent
+from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.grading import grade_patch
+from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
+from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
+from nanoswe_evalkit.recipe import AgentSection, Recipe, dump_recipe, load_recipe
+from nanoswe_evalkit.runner import read_trials, run_trials
+from nanoswe_evalkit.sandboxes import SandboxFactory, pick
+from nanoswe_evalkit.sandboxes.base import Limits
+from nanoswe_evalkit.tracker import Tracker
+from nanoswe_evalkit.trial import Trial, to_line
+from nanoswe_harbor.task import Task, load_tasks
+
+
+async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str) -> dict[str, Any]:
+    """Run or resume the recipe in `folder`; the summary."""
+    if recipe.agent.kind == "nano" and not recipe.model.base_url:
+        raise EvalkitError("agent nano needs model.base_url, such as http://127.0.0.1:8000/v1")
+    if max(recipe.eval.k) > recipe.eval.attempts:
+        raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
+    tasks = load_tasks(recipe.tasks.path)[: recipe.tasks.limit]
+    work, mirror = folder / "work", _mirror(recipe.tasks.path, recipe.tasks.mirror)
+    kind = await pick(recipe.sandbox.kind, work)
+    _claim(folder, recipe)
+    sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
+    agent = make_agent(recipe.agent)
+    total = len(tasks) * recipe.eval.attempts
+    config = recipe.model_dump(mode="json")
+    wandb = recipe.eval.tracker == "wandb"
+    try:
+        with (
+            Tracker(folder, recipe.name, config, wandb=wandb) as tracker,
+            _progress(console, f"{recipe.name} ({kind})", total) as advance,
+        ):
+            trials = await run_trials(
+                tasks,
+                recipe.eval.attempts,
+                agent=agent,
+                sandboxes=sandboxes,
+                model=recipe.model.config(recipe.seed, api_key),
+                concurrency=recipe.eval.concurrency,
+                base_url=recipe.model.base_url,
+                on_trial=advance,
+                path=folder / "trials.jsonl",
+            )
+            summary = summarize(trials, recipe.eval.k, recipe.seed)
+            tracker.log({name: e["value"] for name, e in summary["scores"].items()})
+    finally:
+        await agent.close()
+        shutil.rmtree(work, ignore_errors=True)
+    return summary
+
+
+def summarize(trials: Sequence[Trial], ks: Sequence[int], seed: int) -> dict[str, Any]:
+    """avg@k, pass@k with intervals, and what they leave out."""
+    counts = counts_of(trials)
+    attempts = max((trial.attempt for trial in trials), default=0) + 1
+    scores = {}
+    if counts:
+        scores[f"avg@{attempts}"] = asdict(avg_at_k(counts, seed))
+        most = max(n for n, _ in counts.values())
+        scores |= {f"pass@{k}": asdict(pass_estimate(counts, k, seed)) for k in ks if k <= most}
+    return {
+        "scores": scores,
+        "tasks": len({trial.task_id for trial in trials}),
+        "trials": len(trials),
+        "outcomes": dict(Counter(str(trial.outcome) for trial in trials).most_common()),
+        "no_reward": sum(trial.reward is None for trial in trials),
+    }
+
+
+async def verify_tasks(
+    path: Path, mirror: Path | None, kind: str, concurrency: int, console: Console
+) -> tuple[list[dict[str, str]], int]:
+    """Gold must score 1, and the tests without any patch 0. (the liars, number of tasks)"""
+    tasks = load_tasks(path)
+    liars = []
+    with tempfile.TemporaryDirectory(prefix="nanoswe-verify-") as folder:
+        work = Path(folder)
+        sandboxes = SandboxFactory(await pick(kind, work), work, _mirror(path, mirror), Limits())
+        checks: list[tuple[str, Agent, float]] = [
+            ("oracle", OracleAgent(), 1.0),
+            ("nop", NopAgent(), 0.0),
+        ]
+        for name, agent, want in checks:
+            with _progress(console, f"verify {name} ({sandboxes.kind})", len(tasks)) as advance:
+                trials = await run_trials(
+                    tasks,
+                    1,
+                    agent=agent,
+                    sandboxes=sandboxes,
+                    model=ModelConfig("none"),
+                    concurrency=concurrency,
+                    on_trial=advance,
+                    grade_empty=True,
+                )
+            for trial in trials:
+                if trial.reward != want:
+                    why = trial.error or str((trial.report or {}).get("reason", ""))
+                    liar = {"task_id": trial.task_id, "agent": name}
+                    liars.append({**liar, "outcome": str(trial.outcome), "why": why})
+    return liars, len(tasks)
+
+
+async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, str]], int]:
+    """Grade each stored patch again. (the trials whose verdict changed, number graded)"""
+    recipe = load_recipe(folder / "recipe.yaml", [], Recipe)
+    trials = [trial for trial in read_trials(folder / "trials.jsonl") if trial.patch]
+    tasks = {task.task_id: task for task in load_tasks(recipe.tasks.path)}
+    if missing := {trial.task_id for trial in trials} - tasks.keys():
+        raise EvalkitError(f"{recipe.tasks.path}: has no task {min(missing)}; restore the tasks")
+    work = folder / "work"
+    kind = await pick(recipe.sandbox.kind, work)
+    mirror = _mirror(recipe.tasks.path, recipe.tasks.mirror)
+    sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
+    gate = asyncio.Semaphore(recipe.eval.concurrency)
+
+    async def again(trial: Trial, advance: Callable[[Trial], None]) -> Trial:
+        task: Task = tasks[trial.task_id]
+        async with gate, sandboxes.open(task) as sandbox:
+            verdict = await grade_patch(task, trial.patch, sandbox)
+        advance(trial)
+        outcome: Outcome = verdict.outcome
+        return replace(trial, outcome=outcome, reward=reward_of(outcome), report=verdict.report)
+
+    try:
+        with _progress(console, f"regrade ({kind})", len(trials)) as advance:
+            async with asyncio.TaskGroup() as group:
+                jobs = [group.create_task(again(trial, advance)) for trial in trials]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    graded = [job.result() for job in jobs]
+    (folder / "regraded.jsonl").write_text("".join(map(to_line, graded)), encoding="ascii")
+    changed = [
+        {"trial_id": old.trial_id, "before": str(old.outcome), "after": str(new.outcome)}
+        for old, new in zip(trials, graded, strict=True)
+        if old.outcome != new.outcome
+    ]
+    return changed, len(graded)
+
+
+def make_agent(section: AgentSection) -> Agent:
+    match section.kind:
+        case "nano":
+            return NanoAgent(section.max_turns)
+        case "oracle":
+            return OracleAgent()
+        case "nop":
+            return NopAgent()
+
+
+def _mirror(tasks: Path, mirror: Path | None) -> Path | None:
+    """The named mirror, or the one beside the tasks folder, if there is one."""
+    if mirror is not None:
+        if not mirror.is_dir():
+            raise EvalkitError(f"{mirror}: no such mirror folder; set tasks.mirror")
+        return mirror
+    found = (folder / "mirror" for folder in (tasks, *tasks.resolve().parents[:2]))
+    return next((folder for folder in found if folder.is_dir()), None)
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Write recipe.yaml, or make sure that the folder's own says the same."""
+    path, text = folder / "recipe.yaml", dump_recipe(recipe)
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    elif path.read_text(encoding="utf-8") != text:
+        raise EvalkitError(f"{path} is of another recipe; choose another name=, or remove {folder}")
+
+
+@contextmanager
+def _progress(console: Console, label: str, total: int) -> Iterator[Callable[[Trial], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    score, reward = Counter[str](), TextColumn("{task.fields[score]}")
+    with Progress(*columns, TimeElapsedColumn(), reward, console=console) as bar:
+        job = bar.add_task(label, total=total, score="")
+
+        def advance(trial: Trial) -> None:
+            score[trial.outcome] += 1
+            text = ", ".join(f"{count} {name}" for name, count in score.most_common(3))
+            bar.update(job, advance=1, score=text)
+
+        yield advance

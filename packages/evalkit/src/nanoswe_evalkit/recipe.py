@@ -1,0 +1,143 @@
+"""One YAML file is one run: a strict schema, dotted overrides, errors that name the nearest key.
+
+In: a YAML path and `section.key=value` overrides. Out: a frozen Recipe; the trainer subclasses it.
+Secrets are no part of it. Refuses (RecipeError, one line) an unknown key, a wrong type, and a file
+that is not a mapping. `1e-6`, which YAML reads as text, is a number.
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nanoswe_evalkit.agents.base import ModelConfig
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.sandboxes.base import Limits
+
+
+class RecipeError(EvalkitError):
+    """The recipe or an override is wrong."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TasksSection(Section):
+    path: Path
+    """A folder of Harbor tasks."""
+    mirror: Path | None = None
+    """Bare repositories `owner/name.git`; unset: the `mirror` beside the tasks, if any."""
+    limit: int | None = Field(default=None, ge=1)
+    """The first so many tasks, in the order of their ids."""
+
+
+class AgentSection(Section):
+    kind: Literal["nano", "oracle", "nop"] = "nano"
+    max_turns: int = Field(default=30, ge=1)
+
+
+class SandboxSection(Section):
+    kind: Literal["auto", "bwrap", "docker", "allowlist"] = "auto"
+    timeout_sec: float = Field(default=60, gt=0)
+    """Of one command."""
+    memory_mb: int = Field(default=1024, ge=64)
+    processes: int = Field(default=64, ge=1)
+    output_bytes: int = Field(default=65536, ge=1024)
+    file_mb: int = Field(default=256, ge=1)
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump(exclude={"kind"}))
+
+
+class ModelSection(Section):
+    base_url: str = ""
+    """OpenAI style, ending in /v1; the key, if any, comes from OPENAI_API_KEY."""
+    name: str = "default"
+    temperature: float = Field(default=1.0, ge=0)
+    max_tokens: int = Field(default=1024, ge=1)
+    timeout_sec: float = Field(default=600, gt=0)
+    """Of one model call."""
+
+    def config(self, seed: int, api_key: str = "") -> ModelConfig:
+        fields = self.model_dump(exclude={"base_url"})
+        return ModelConfig(**fields, seed=seed, api_key=api_key)
+
+
+class EvalSection(Section):
+    attempts: int = Field(default=1, ge=1)
+    k: tuple[int, ...] = (1,)
+    concurrency: int = Field(default=4, ge=1, le=256)
+    tracker: Literal["jsonl", "wandb"] = "jsonl"
+
+
+class Recipe(Section):
+    """The sections that evalkit owns."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = 0
+    tasks: TasksSection
+    agent: AgentSection = AgentSection()
+    sandbox: SandboxSection = SandboxSection()
+    model: ModelSection = ModelSection()
+    eval: EvalSection = EvalSection()
+
+
+R = TypeVar("R", bound=Recipe)
+
+
+def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
+    """Read, override, check."""
+    try:
+        data = yaml.safe_load(source.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{source}: cannot be read ({error}); name a recipe file") from error
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"{source}: not a mapping of sections; see recipes/ for examples")
+    for override in overrides:
+        _override(data, override)
+    try:
+        return schema.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{source}: {_first_error(error, schema)}") from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe, as YAML that `load_recipe` reads back."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def _override(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *sections, last = key.split(".")
+    if not equals or not all([*sections, last]):
+        raise RecipeError(f"override {override!r}: want section.key=value")
+    for section in sections:
+        # A section that is absent or empty starts out empty.
+        data[section] = data.get(section) or {}
+        data = data[section]
+        if not isinstance(data, dict):
+            raise RecipeError(f"override {override!r}: {section} is a value, not a section")
+    try:
+        data[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"override {override!r}: the value is not YAML") from error
+
+
+def _first_error(error: ValidationError, schema: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return f"{path}: {first['msg']} (it is {first.get('input')!r})"
+    fields = schema.model_fields
+    for part in first["loc"][:-1]:
+        section: Any = fields[str(part)].annotation
+        fields = section.model_fields
+    near = difflib.get_close_matches(str(first["loc"][-1]), fields, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(fields)}"
+    return f"unknown key {path}; {hint}"

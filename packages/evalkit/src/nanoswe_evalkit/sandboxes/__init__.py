@@ -1,0 +1,98 @@
+"""Which sandboxes there are, how one is picked, and a factory that shares checkouts.
+
+In: a kind (`auto`, `bwrap`, `docker`, `allowlist`), a mirror of repositories and a work folder.
+Out: started sandboxes, stopped again whatever happens. A task's checkout is made once and is only
+read. Refuses an unknown kind, and `auto` where nothing safe can start (the error names the remedy);
+`allowlist` is never picked by itself.
+"""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nanoswe_evalkit.sandboxes.base import Limits, Sandbox, SandboxError
+from nanoswe_harbor.checkout import checkout, git
+from nanoswe_harbor.task import Task
+
+SANDBOXES = {
+    "bwrap": "nanoswe_evalkit.sandboxes.bwrap:BwrapSandbox",
+    "docker": "nanoswe_evalkit.sandboxes.docker:DockerSandbox",
+    "allowlist": "nanoswe_evalkit.sandboxes.allowlist:AllowlistSandbox",
+}
+
+
+def load(kind: str) -> Any:
+    """The class behind a kind."""
+    if kind not in SANDBOXES:
+        names = ", ".join(SANDBOXES)
+        raise SandboxError(f"unknown sandbox {kind!r}; choose auto or one of {names}")
+    module, _, name = SANDBOXES[kind].partition(":")
+    return getattr(import_module(module), name)
+
+
+async def pick(kind: str, work: Path) -> str:
+    """Resolve `auto`; for any kind, raise SandboxError when it can't start on this machine."""
+    if kind != "auto":
+        await load(kind).probe(work)
+        return kind
+    reasons = []
+    for candidate in ("bwrap", "docker"):
+        try:
+            return await pick(candidate, work)
+        except SandboxError as error:
+            reasons.append(f"{candidate}: {error}")
+    raise SandboxError("no sandbox can start here. " + "; ".join(reasons))
+
+
+class SandboxFactory:
+    """Opens sandboxes of one kind; `work` holds checkouts and live sandboxes, and may go after."""
+
+    def __init__(self, kind: str, work: Path, mirror: Path | None, limits: Limits) -> None:
+        self.kind, self.mirror, self.limits = kind, mirror, limits
+        self.work = work.resolve()
+        self._class = load(kind)
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        """A started sandbox on the task's pristine checkout."""
+        sandbox: Sandbox = self._class(task, await self._checkout(task), self.limits)
+        try:
+            await sandbox.start()
+            yield sandbox
+        finally:
+            await asyncio.shield(sandbox.stop())
+
+    async def _checkout(self, task: Task) -> Path | None:
+        if self.mirror is None:
+            return None
+        dest = self.work / "checkouts" / task.task_id
+        lock = self._locks.setdefault(task.task_id, asyncio.Lock())
+        async with lock:
+            if not dest.exists():
+                await asyncio.to_thread(self._make_checkout, task, dest)
+        return dest
+
+    def _make_checkout(self, task: Task, dest: Path) -> None:
+        assert self.mirror is not None
+        # Made aside and renamed, so that a killed run leaves no half checkout behind.
+        fresh = dest.with_name(f"{dest.name}.{os.getpid()}.part")
+        shutil.rmtree(fresh, ignore_errors=True)
+        # Open to every sandbox's own uid; the work folder keeps other users of the machine out.
+        self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.work.chmod(0o700)
+        checkout(task.repo, task.base_commit, self.mirror, fresh)
+        for folder, _, files in os.walk(fresh):
+            for path in (Path(folder), *(Path(folder, name) for name in files)):
+                if not path.is_symlink():
+                    mode = path.stat().st_mode
+                    path.chmod(mode | (0o777 if mode & 0o100 else 0o666))
+        # A changed mode makes the index stale, and every later git would read all files again.
+        git(fresh, "update-index", "-q", "--refresh")
+        (fresh / ".git" / "index").chmod(0o666)
+        fresh.rename(dest)

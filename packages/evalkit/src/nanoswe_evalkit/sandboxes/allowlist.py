@@ -1,0 +1,163 @@
+"""`allowlist`: the demo's last resort where nothing can be isolated. IT IS NOT A SANDBOX.
+
+In: a task and its checkout. Out: the results of a few named programs, run one at a time and
+without a shell on a temporary copy, with paths confined to it; and of our own two grading scripts,
+which run the task's tests, and with them what the model wrote, AS THIS USER, WITH NETWORK. It is
+never picked by `auto`. Refuses everything else with exit code 126.
+"""
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from nanoswe_evalkit.grading import EVALUATE, EXTRACT
+from nanoswe_evalkit.sandboxes.base import (
+    NO_ENV,
+    TIMED_OUT,
+    Capture,
+    ExecResult,
+    Limits,
+    SandboxError,
+    pump,
+)
+from nanoswe_harbor.task import Task
+
+log = logging.getLogger(__name__)
+# Program → what its options may look like. Everything else is a path below the copy, but for the
+# first plain argument of grep (a pattern) and of sed (a script).
+PROGRAMS = {
+    "cat": r"-[nA]+",
+    "ls": r"-[laRA1]+",
+    "head": r"-\d+|-n\d*|-c\d*|\d+",
+    "grep": r"-[nrilEFHvwc]+",
+    "sed": r"-[nE]+|-i",
+}
+PATTERN_FIRST = ("grep", "sed")
+ENV = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+REFUSED = 126
+
+
+class AllowlistSandbox:
+    """A temporary copy of the checkout."""
+
+    def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
+        if checkout is None:
+            raise SandboxError(f"{task.task_id}: allowlist needs a checkout; set tasks.mirror")
+        self.checkout, self.limits, self.workdir = checkout, limits, task.workdir
+        self.scratch: Path | None = None
+
+    @staticmethod
+    async def probe(work: Path) -> None:
+        """It starts everywhere, and says each time what it is."""
+        log.warning("NO SANDBOX: tests run model-written code as this user, with network")
+
+    async def start(self) -> None:
+        self.scratch = Path(tempfile.mkdtemp(prefix="nanoswe-allowlist-"))
+        await asyncio.to_thread(
+            shutil.copytree, self.checkout, self.scratch / "tree", symlinks=True
+        )
+
+    async def stop(self) -> None:
+        if self.scratch is not None:
+            scratch, self.scratch = self.scratch, None
+            await asyncio.to_thread(shutil.rmtree, scratch)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = NO_ENV,
+        cwd: str | None = None,
+        timeout_sec: float | None = None,
+        output_bytes: int | None = None,
+    ) -> ExecResult:
+        if self.scratch is None:
+            raise SandboxError("the sandbox is not started")
+        try:
+            command = self._allowed(list(argv))
+        except ValueError as error:
+            return ExecResult(REFUSED, f"not allowed here: {error}\n".encode())
+        env = {**ENV, **env, "HOME": str(self.scratch)}
+        if "TESTS" in env:
+            env["TESTS"] = str(self.scratch / "tests")
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.scratch / "tree",
+            env=env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        capture = Capture(output_bytes or self.limits.output_bytes)
+        timed_out = False
+        try:
+            async with asyncio.timeout(timeout_sec or self.limits.timeout_sec):
+                await pump(process, stdin, capture)
+        except TimeoutError:
+            timed_out = True
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        code = process.returncode or 0
+        exit_code = TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
+        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+
+    async def put(self, tar: bytes, dest: str) -> None:
+        raise SandboxError("allowlist takes no files")
+
+    async def get(self, path: str) -> bytes:
+        raise SandboxError("allowlist gives no files")
+
+    def _allowed(self, argv: list[str]) -> list[str]:
+        """The command to run instead; ValueError says why not."""
+        if argv[:1] in (["/bin/sh"], ["/bin/bash"]) and argv[2:3] in ([EXTRACT], [EVALUATE]):
+            return argv
+        if argv == ["git", "apply", "-"]:
+            return argv
+        if argv[:2] == ["bash", "-c"] and len(argv) == 3:
+            lexer = shlex.shlex(argv[2], posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            argv = list(lexer)
+            if any(word and set(word) <= set("();<>|&") for word in argv):
+                raise ValueError("one plain command at a time, without a shell")
+        program, *rest = argv or [""]
+        if program not in PROGRAMS:
+            raise ValueError(f"{program!r}; only {', '.join(PROGRAMS)}")
+        return self._confined(program, rest)
+
+    def _confined(self, program: str, rest: list[str]) -> list[str]:
+        options: list[str] = []
+        plain: list[str] = []
+        for word in rest:
+            is_option = re.fullmatch(PROGRAMS[program], word) and (word[0] == "-" or not plain)
+            (options if is_option else plain).append(word)
+        pattern = [plain.pop(0)] if program in PATTERN_FIRST and plain else []
+        if pattern and pattern[0].startswith("-"):
+            raise ValueError(f"{program} {pattern[0]}")
+        paths = [self._inside(word) for word in plain]
+        if not paths and program != "ls":
+            raise ValueError(f"{program} without a file")
+        # GNU sed's own sandbox mode refuses its commands that run programs or touch other files.
+        safe = ["--sandbox"] if program == "sed" else []
+        return [program, *safe, *options, "--", *pattern, *paths]
+
+    def _inside(self, word: str) -> str:
+        assert self.scratch is not None
+        tree = (self.scratch / "tree").resolve()
+        path = (tree / word.removeprefix(f"{self.workdir}/")).resolve()
+        if word.startswith("-") or not path.is_relative_to(tree):
+            raise ValueError(f"{word!r} is outside the repository")
+        if path.is_relative_to(tree / ".git"):
+            raise ValueError(f"{word!r} is git's own")
+        return str(path.relative_to(tree))

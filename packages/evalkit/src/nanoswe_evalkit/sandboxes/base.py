@@ -1,0 +1,138 @@
+"""The `Sandbox` protocol, its limits and results, and the check every tar file passes.
+
+In: a task, its checkout (or None where an image brings one) and limits. Out: exact bytes and exit
+codes of commands. A sandbox has no network, and a command's leftover processes die with it.
+Refuses (SandboxError) tar members that are absolute, climb by `..`, link out or are devices.
+"""
+
+import asyncio
+import io
+import posixpath
+import tarfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from nanoswe_evalkit.outcome import EvalkitError
+
+NO_ENV: Mapping[str, str] = {}
+TIMED_OUT = 124
+MIB = 1024 * 1024
+# Scripts for `sh -c`; "$0" is the folder, or the path.
+PUT = 'mkdir -p "$0" && exec tar -xf - --no-same-owner -C "$0"'
+GET = 'exec 2>/dev/null; exec tar -cf - -C "$(dirname "$0")" -- "$(basename "$0")"'
+
+
+class SandboxError(EvalkitError):
+    """The sandbox itself failed; never the command that ran in it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one command may use. `file_mb` bounds each file and each tmpfs."""
+
+    timeout_sec: float = 60
+    memory_mb: int = 1024
+    processes: int = 64
+    output_bytes: int = 65536
+    file_mb: int = 256
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """`stdout` holds stderr too, in the order written; 124 and `timed_out` when it ran too long."""
+
+    exit_code: int
+    stdout: bytes
+    timed_out: bool = False
+    truncated: bool = False
+
+
+class Sandbox(Protocol):
+    """A place to run commands on one task's repository. One command at a time."""
+
+    async def start(self) -> None: ...
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = NO_ENV,
+        cwd: str | None = None,
+        timeout_sec: float | None = None,
+        output_bytes: int | None = None,
+    ) -> ExecResult: ...
+
+    async def put(self, tar: bytes, dest: str) -> None: ...
+
+    async def get(self, path: str) -> bytes: ...
+
+    async def stop(self) -> None: ...
+
+
+class Capture:
+    """Keeps the first and the last half of `limit` bytes of a stream, however long it is."""
+
+    def __init__(self, limit: int) -> None:
+        self.half = max(limit // 2, 1)
+        self.head = bytearray()
+        self.tail = bytearray()
+        self.dropped = 0
+
+    def feed(self, data: bytes) -> None:
+        room = self.half - len(self.head)
+        self.head += data[:room]
+        self.tail += data[max(room, 0) :]
+        if (extra := len(self.tail) - self.half) > 0:
+            del self.tail[:extra]
+            self.dropped += extra
+
+    def value(self) -> bytes:
+        cut = f"\n[{self.dropped} bytes dropped]\n".encode() if self.dropped else b""
+        return bytes(self.head) + cut + bytes(self.tail)
+
+
+async def pump(process: asyncio.subprocess.Process, stdin: bytes, capture: Capture) -> None:
+    """Feed a process, read it to the end, reap it."""
+
+    async def feed() -> None:
+        if process.stdin is not None:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                process.stdin.write(stdin)
+                await process.stdin.drain()
+            process.stdin.close()
+
+    async def read() -> None:
+        assert process.stdout is not None
+        while data := await process.stdout.read(65536):
+            capture.feed(data)
+
+    await asyncio.gather(feed(), read(), process.wait())
+
+
+def check_tar(data: bytes) -> None:
+    """Raise SandboxError unless every member stays below the folder it is unpacked in."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = tar.getmembers()
+    except tarfile.TarError as error:
+        raise SandboxError(f"not a tar file: {error}") from error
+    links: set[str] = set()
+    for member in members:
+        name = posixpath.normpath(member.name)
+        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+            raise SandboxError(f"tar member {member.name!r} is a device or a pipe; refused")
+        # Symbolic links resolve against their own folder, hard links against the top.
+        base = posixpath.dirname(name) if member.issym() else ""
+        target = posixpath.normpath(posixpath.join(base, member.linkname or "."))
+        parents = {name[:i] for i, char in enumerate(name) if char == "/"}
+        if _climbs(name) or _climbs(target) or parents & links:
+            raise SandboxError(f"tar member {member.name!r} leads out of the folder; refused")
+        if member.issym():
+            links.add(name)
+
+
+def _climbs(path: str) -> bool:
+    return path.startswith("/") or path.split("/", 1)[0] == ".."

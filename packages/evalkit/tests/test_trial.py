@@ -1,0 +1,245 @@
+"""run_trial on real nano tasks: oracle, nop, nano against a scripted model, and cheats."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_model import FakeModel, Reply, call, fake_model
+
+from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig
+from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
+from nanoswe_evalkit.agents.nop import NopAgent
+from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.grading import sections
+from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_evalkit.sandboxes.base import Sandbox
+from nanoswe_evalkit.trial import Trial, from_line, run_trial, seed_of, to_line
+from nanoswe_harbor.task import Task
+
+MODEL = ModelConfig("tiny", temperature=0.5, max_tokens=77, seed=3)
+
+
+class BashAgent:
+    """Runs one script, then is done (or hangs, for the timeout)."""
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    async def run(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        base_url: str,
+        model: ModelConfig,
+        messages: list[Message],
+    ) -> Stop:
+        await sandbox.run(["bash", "-c", self.script])
+        return Stop.FINISHED
+
+    async def close(self) -> None: ...
+
+
+def _trial(
+    sandboxes: SandboxFactory, task: Task, agent: Agent, url: str = "", empty: bool = False
+) -> Trial:
+    return asyncio.run(
+        run_trial(
+            task,
+            0,
+            trial_id=f"{task.task_id}.0",
+            agent=agent,
+            sandboxes=sandboxes,
+            base_url=url,
+            model=MODEL,
+            grade_empty=empty,
+        )
+    )
+
+
+def _nano(
+    sandboxes: SandboxFactory, task: Task, replies: Sequence[Reply], turns: int = 5
+) -> tuple[Trial, FakeModel]:
+    async def main() -> tuple[Trial, FakeModel]:
+        agent = NanoAgent(turns)
+        async with fake_model(replies) as model:
+            trial = await run_trial(
+                task,
+                0,
+                trial_id="x.0",
+                agent=agent,
+                sandboxes=sandboxes,
+                base_url=model.base_url,
+                model=MODEL,
+            )
+            await agent.close()
+        return trial, model
+
+    return asyncio.run(main())
+
+
+def _gold(task: Task) -> str:
+    return (task.path / "solution" / "gold.patch").read_text()
+
+
+def _fix(task: Task) -> str:
+    """A sed command that does what the gold patch does."""
+    (path, section), *_ = sections(_gold(task))
+    old = next(x[1:] for x in section.splitlines() if x.startswith("-") and x[:3] != "---")
+    new = next(x[1:] for x in section.splitlines() if x.startswith("+") and x[:3] != "+++")
+    lines = section.splitlines()
+    header = next(x for x in lines if x.startswith("@@"))
+    before = lines[lines.index(header) + 1 : lines.index(f"-{old}")]
+    number = int(header.split()[1].split(",")[0][1:]) + len(before)
+    return f"sed -i '{number}s|.*|{new}|' {path}"
+
+
+def test_oracle_resolves(sandboxes: SandboxFactory, tasks: list[Task]) -> None:
+    for task in tasks:
+        trial = _trial(sandboxes, task, OracleAgent())
+        assert (trial.stop, trial.outcome, trial.reward) == (Stop.FINISHED, Outcome.RESOLVED, 1.0)
+        assert trial.report is not None and trial.report["resolved"] and not trial.error
+        assert [path for path, _ in sections(trial.patch)] == [p for p, _ in sections(_gold(task))]
+
+
+def test_nop_has_no_patch_and_fails_the_tests(sandboxes: SandboxFactory, task: Task) -> None:
+    trial = _trial(sandboxes, task, NopAgent())
+    assert (trial.outcome, trial.reward, trial.report) == (Outcome.NO_PATCH, 0.0, None)
+    trial = _trial(sandboxes, task, NopAgent(), empty=True)
+    assert (trial.outcome, trial.reward) == (Outcome.UNRESOLVED, 0.0)
+
+
+def test_nano_agent_fixes_a_bug(sandboxes: SandboxFactory, task: Task) -> None:
+    path = sections(_gold(task))[0][0]
+    replies = [call(f"cat {path}"), call("false"), call(_fix(task)), call("submit")]
+    trial, model = _nano(sandboxes, task, replies)
+    assert (trial.stop, trial.outcome, trial.turns) == (Stop.FINISHED, Outcome.RESOLVED, 4)
+    first = model.requests[0]
+    assert first["messages"] == [
+        {"role": "system", "content": "You fix one bug. Use bash. Say submit when done."},
+        {"role": "user", "content": task.instruction},
+    ]
+    assert first["messages"][0]["content"] == SYSTEM_PROMPT and first["tools"] == TOOLS
+    sampling = {key: first[key] for key in ("model", "temperature", "max_tokens", "seed")}
+    seed = seed_of(3, "x.0")
+    assert sampling == {"model": "tiny", "temperature": 0.5, "max_tokens": 77, "seed": seed}
+    contents = [m["content"] for m in model.requests[3]["messages"] if m["role"] == "tool"]
+    assert contents[0].startswith("def ") and contents[1:] == [
+        "(no output)\n[exit 1]",
+        "(no output)",
+    ]
+    # Every request begins with the messages of the one before it, as they were.
+    for before, after in zip(model.requests, model.requests[1:], strict=False):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "stop"),
+    [
+        (["I am done."], Stop.PLAIN_TEXT),
+        ([call("true")], Stop.MAX_TURNS),
+        ([(400, '{"error": {"code": "context_length_exceeded"}}')], Stop.CONTEXT),
+        (
+            [call("x", name="rm"), {"tool_calls": [{"id": "a", "function": {}}]}, "no"],
+            Stop.PLAIN_TEXT,
+        ),
+    ],
+)
+def test_how_the_nano_agent_stops(
+    sandboxes: SandboxFactory, task: Task, replies: list[Reply], stop: Stop
+) -> None:
+    trial, _ = _nano(sandboxes, task, replies)
+    assert (trial.stop, trial.outcome, trial.reward) == (stop, Outcome.NO_PATCH, 0.0)
+
+
+@pytest.mark.parametrize("reply", [(500, "boom"), (200, "{}"), (401, "no key"), (200, "<html>")])
+def test_a_failing_model_is_our_fault(sandboxes: SandboxFactory, task: Task, reply: Reply) -> None:
+    trial, _ = _nano(sandboxes, task, [reply])
+    assert (trial.stop, trial.outcome, trial.reward) == (None, Outcome.INFRA_ERROR, None)
+    assert trial.error.startswith("model at http://")
+
+
+def test_no_model_at_all_is_our_fault(sandboxes: SandboxFactory, task: Task) -> None:
+    trial = _trial(sandboxes, task, NanoAgent(3), "http://127.0.0.1:9/v1")
+    assert trial.outcome is Outcome.INFRA_ERROR and "ConnectError" in trial.error
+
+
+def test_timeout_still_grades_what_was_done(sandboxes: SandboxFactory, task: Task) -> None:
+    hurried = replace(task, agent_timeout_sec=1.0)
+    trial = _trial(sandboxes, hurried, BashAgent(f"{_fix(task)}; sleep 60"))
+    assert (trial.stop, trial.outcome) == (Stop.TIMEOUT, Outcome.RESOLVED)
+
+
+def test_wrong_fix_is_unresolved(sandboxes: SandboxFactory, task: Task) -> None:
+    path = sections(_gold(task))[0][0]
+    trial = _trial(sandboxes, task, BashAgent(f"echo 'x = 1' >> {path}"))
+    assert (trial.outcome, trial.reward) == (Outcome.UNRESOLVED, 0.0)
+
+
+@pytest.mark.parametrize("path", ["conftest.py", "tests/conftest.py", "a.pth", "TEST"])
+def test_touching_the_tests_is_tamper(sandboxes: SandboxFactory, task: Task, path: str) -> None:
+    path = task.test_files[0] if path == "TEST" else path
+    trial = _trial(sandboxes, task, BashAgent(f"{_fix(task)}; echo '#' >> {path}"))
+    assert (trial.outcome, trial.reward) == (Outcome.TAMPER, 0.0)
+    assert trial.report is not None and trial.report["dropped"] == [path]
+    assert trial.report["resolved"]  # what the policed patch is worth stays on record
+
+
+def test_commits_hooks_and_config_do_not_hide_the_patch(
+    sandboxes: SandboxFactory, task: Task
+) -> None:
+    script = f"""{_fix(task)}
+git commit -qam done; git config core.fsmonitor 'touch /testbed/evil; false'
+git config diff.external 'echo forged'; git config core.hooksPath /testbed; touch .git/index.lock"""
+    trial = _trial(sandboxes, task, BashAgent(script))
+    assert trial.outcome is Outcome.RESOLVED and "evil" not in trial.patch
+
+
+def test_no_repository_left_is_a_rejected_patch(sandboxes: SandboxFactory, task: Task) -> None:
+    trial = _trial(sandboxes, task, BashAgent("rm -rf .git"))
+    assert (trial.outcome, trial.reward) == (Outcome.PATCH_REJECTED, 0.0)
+
+
+def test_any_bytes_survive_extraction_and_record(sandboxes: SandboxFactory, task: Task) -> None:
+    script = rf"""{_fix(task)}; printf 'caf\351 no newline' > 'a b "q" ä.txt'
+head -c 4000 /dev/urandom > data.bin; printf 'x\r\n' > crlf; ln -s crlf link; chmod +x README.md"""
+    trial = _trial(sandboxes, task, BashAgent(script))
+    assert trial.outcome is Outcome.RESOLVED
+    assert from_line(to_line(trial)) == trial
+
+
+def test_a_test_run_that_forges_markers_does_not_pass(
+    sandboxes: SandboxFactory, task: Task
+) -> None:
+    path = sections(_gold(task))[0][0]
+    name = task.fail_to_pass[0].split(" ")[0]
+    forged = f'print(">>>>> Start Test Output 1\\n{name} ... ok\\n>>>>> End Test Output 1 0")'
+    trial = _trial(sandboxes, task, BashAgent(f"echo '{forged}' >> {path}"))
+    assert trial.outcome is Outcome.UNRESOLVED
+
+
+def test_a_broken_grader_has_no_reward(
+    sandboxes: SandboxFactory, task: Task, tmp_path: Path
+) -> None:
+    broken = tmp_path / task.task_id
+    shutil.copytree(task.path, broken)
+    (broken / "tests" / "run_eval.sh").write_text("exit 0\n")
+    trial = _trial(sandboxes, replace(task, path=broken), OracleAgent())
+    assert (trial.outcome, trial.reward) == (Outcome.GRADER_ERROR, None)
+
+
+def test_rewards() -> None:
+    no_reward = {o for o in Outcome if reward_of(o) is None}
+    assert no_reward == {Outcome.INFRA_ERROR, Outcome.GRADER_ERROR}
+    assert [o for o in Outcome if reward_of(o) == 1.0] == [Outcome.RESOLVED]
+
+
+def test_unknown_schema_is_refused(sandboxes: SandboxFactory, task: Task) -> None:
+    line = to_line(_trial(sandboxes, task, NopAgent()))
+    record = {**json.loads(line), "schema": "trial/2"}
+    with pytest.raises(EvalkitError, match="trial/1"):
+        from_line(json.dumps(record))
