@@ -103,7 +103,8 @@ def trial(group: int, attempt: int, reward: float | None, stop: Stop = Stop.FINI
 def trajectory(trial_id: str, sampled: int) -> Trajectory:
     n = 2 + sampled
     sample = Sample(
-        tokens=tuple(range(n)), provenance="oc" + "s" * sampled, logprobs=(NAN, NAN, *[-1.0] * sampled),
+        tokens=tuple(range(n)), provenance="oc" + "s" * sampled,
+        logprobs=(NAN, NAN, *[-1.0] * sampled),
         versions=(-1, -1, *[0] * sampled), turns=(-1, -1, *[0] * sampled), stops={0: "stop"},
     )  # fmt: skip
     return Trajectory(trial_id, 0, trial_id, 1.0, (), (sample,), Conservation(sampled, sampled, {}))

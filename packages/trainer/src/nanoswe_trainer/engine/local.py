@@ -23,6 +23,8 @@ from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_trainer.model import Attend, Decoder
 
 PREFILL_ROWS, PREFILL_WIDTH = 4, 32
+GATHER_SEC = 0.006
+PATIENCE = 3  # decode steps that a prefill waits for company
 
 
 def uniform(seed_key: str, position: int) -> float:
@@ -134,14 +136,20 @@ class LocalEngine:
         """Steps until nothing is under way. Computing happens in the compute thread, bookkeeping
         here.
         """
-        loop = asyncio.get_running_loop()
+        loop, patience = asyncio.get_running_loop(), 0
         while any(s.request for s in self._slots):
-            await asyncio.sleep(0)  # let requests that are ready join this step
+            # A step costs the same for one session as for all. While most are busy elsewhere (their
+            # tools run), waiting a little fills it better and leaves the cores to them.
+            under_way = sum(s.request is not None for s in self._slots)
+            sessions = len(self._by_session)
+            await asyncio.sleep(GATHER_SEC if under_way < sessions - under_way else 0)
             filling = [i for i, s in enumerate(self._slots) if s.pending() > 0][:PREFILL_ROWS]
             ready = [i for i, s in enumerate(self._slots) if s.request and not s.pending()]
             requests = [self._slots[i].request for i in ready]
+            patience = 0 if len(filling) == PREFILL_ROWS or not ready else patience - 1
             try:
-                if filling:
+                if filling and patience <= 0:
+                    patience = PATIENCE
                     await loop.run_in_executor(self._compute, self._prefill, filling)
                 if ready:
                     drawn = await loop.run_in_executor(self._compute, self._decode, ready)

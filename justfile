@@ -1,0 +1,109 @@
+# Recipes of the repository. `./just` at the root works on a bare machine; an installed `just` works too.
+
+export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
+
+[private]
+default:
+    @just --list --unsorted
+
+# Install the four packages into .venv (other recipes call it themselves)
+[group('start here')]
+setup:
+    @tools/setup
+
+# The whole loop on a CPU: tasks, SFT, evaluation, RL, evaluation, report
+[group('start here')]
+demo *overrides: setup
+    @test -d tasks/nano || nanoswe-harbor convert nano --out tasks/nano
+    @nanoswe-trainer run demo --allowlist-fallback {{ overrides }}
+
+# What this machine can do, and how to get what is missing
+[group('start here')]
+doctor:
+    @python tools/doctor.py
+
+# Dataset to Harbor tasks: nano, verified, swegym, a .parquet or .jsonl file
+[group('tasks')]
+tasks source="nano" out="": setup
+    @nanoswe-harbor convert {{ quote(source) }} --out {{ if out == "" { "tasks/" + file_stem(source) } else { out } }}
+
+# Gold patch scores 1, nothing scores 0, for every task; names the liars
+[group('tasks')]
+verify dir *options: setup
+    @for d in $(dirname {{ dir }}/dataset.toml {{ dir }}/*/dataset.toml); do \
+        test ! -f $d/dataset.toml || nanoswe-evalkit verify $d {{ options }} || exit $?; done
+
+# Show the image targets as bake sees them
+[group('tasks')]
+images *options:
+    docker buildx bake --print {{ options }}
+
+# avg@k and pass@k by recipes/eval/NAME.yaml; run it again to resume
+[group('run')]
+eval name *overrides: setup
+    @nanoswe-evalkit run {{ name }} {{ overrides }}
+
+# SFT and its evaluation by recipes/sft/NAME.yaml
+[group('run')]
+sft name *overrides: setup
+    @nanoswe-trainer sft {{ name }} {{ overrides }}
+
+# RL by recipes/train/NAME.yaml; run it again to resume
+[group('run')]
+train name *overrides: setup
+    @nanoswe-trainer run {{ name }} {{ overrides }}
+
+# Serve the proxy: chat in, tokens out
+[group('run')]
+serve *options: setup
+    @nanoswe-proxy serve {{ options }}
+
+# Write report.html of a run folder
+[group('run')]
+report run: setup
+    @nanoswe-evalkit report {{ run }}
+
+# The fast checks: lint, types, tests
+[group('develop')]
+test:
+    @nox --session lint types tests repo
+
+# All that CI runs: test, interop, wheels, a small demo
+[group('develop')]
+ci:
+    @.ci/run
+
+# Full counts and benchmarks, by hand
+[group('develop')]
+soak:
+    @nox --session soak
+
+# Rewrite the code in house style
+[group('develop')]
+fmt:
+    @nox --session fmt
+
+# Check style
+[group('develop')]
+lint:
+    @nox --session lint
+
+# Check types
+[group('develop')]
+types:
+    @nox --session types
+
+# Generate docs/recipes.md from the recipe classes
+[group('develop')]
+docs:
+    @python tools/docs.py
+
+# Build the wheel of a package (harbor, proxy, evalkit, trainer)
+[group('release')]
+build package:
+    @python -m pip wheel --quiet --no-deps --wheel-dir dist packages/{{ package }} && ls dist/nanoswe_{{ package }}-*.whl
+
+# Set a package's version and open its CHANGELOG entry
+[group('release')]
+bump package version:
+    @python tools/bump.py {{ package }} {{ version }}

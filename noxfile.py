@@ -1,0 +1,129 @@
+"""The checks. `nox --list` shows them; `./just test`, `./just ci` and the workflow file call the same ones.
+
+In: the checkout. Environments live in .nox and are installed again only when a pyproject.toml, constraints.txt or
+the list of requirements changes. torch comes first, by tools/torch, as its CPU build.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+# Package → the siblings it needs, and the distributions that it may install without extras.
+SIBLINGS = {
+    "harbor": (),
+    "proxy": (),
+    "evalkit": ("harbor",),
+    "trainer": ("harbor", "proxy", "evalkit"),
+}
+BUDGET = {"harbor": 22, "proxy": 34, "evalkit": 28, "trainer": 48}
+EXTRAS = {"harbor": "[parquet]", "proxy": "", "evalkit": "[bwrap]", "trainer": "[cpu]"}
+TESTING = ("pytest>=8", "hypothesis>=6.100")
+PEERS = {"trainer": ("transformers>=4.51",)}  # what a package's tests compare it with
+TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
+RUFF = "ruff>=0.9"
+CODE = ("packages", "tests", "tools", "noxfile.py")
+packages = nox.parametrize("package", list(SIBLINGS), ids=list(SIBLINGS))
+
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "tests", "repo"]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style: ruff's rules and its format."""
+    install(session, RUFF)
+    session.run("ruff", "check", *CODE)
+    session.run("ruff", "format", "--check", *CODE)
+
+
+@nox.session
+def fmt(session: nox.Session) -> None:
+    """Rewrite in house style."""
+    install(session, RUFF)
+    session.run("ruff", "check", "--fix", *CODE)
+    session.run("ruff", "format", *CODE)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, package by package."""
+    install(session, *TYPING, packages=tuple(SIBLINGS))
+    for package in SIBLINGS:
+        session.run("mypy", f"packages/{package}/src")
+
+
+@nox.session
+@packages
+def tests(session: nox.Session, package: str) -> None:
+    """The fast tests of one package, with its siblings from the checkout."""
+    run_tests(session, package, "not interop and not soak")
+
+
+@nox.session
+@packages
+def interop(session: nox.Session, package: str) -> None:
+    """The tests against Docker and peers of one package."""
+    run_tests(session, package, "interop")
+
+
+@nox.session
+@packages
+def soak(session: nox.Session, package: str) -> None:
+    """Full counts, by hand."""
+    run_tests(session, package, "soak")
+
+
+@nox.session
+def repo(session: nox.Session) -> None:
+    """What no single package can check: tests/."""
+    install(session, *TESTING, packages=("harbor", "proxy", "evalkit"))
+    session.run("pytest", "tests", *session.posargs)
+
+
+@nox.session(reuse_venv=False)
+@packages
+def wheels(session: nox.Session, package: str) -> None:
+    """Build the wheel, install it alone in an empty environment, use it, count what came with it."""
+    dist = ROOT / "dist"
+    for name in (package, *SIBLINGS[package]):
+        for old in dist.glob(f"nanoswe_{name}-*.whl"):
+            old.unlink()
+        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", f"packages/{name}")
+    # Siblings by path: whatever an index holds under their names is not looked at.
+    wheel_files = [str(next(dist.glob(f"nanoswe_{n}-*.whl"))) for n in (package, *SIBLINGS[package])]
+    session.run("python", "-m", "pip", "install", "--quiet", *wheel_files)
+    session.run(f"nanoswe-{package}", "--help", silent=True)
+    session.run("python", "-c", f"import nanoswe_{package}")
+    session.run("python", "-m", "pip", "check", silent=True)
+    listed = session.run("python", "-m", "pip", "list", "--format", "json", silent=True)
+    names = [d["name"] for d in json.loads(listed) if d["name"] not in ("pip", "setuptools", "wheel")]
+    session.log(f"{package}: {len(names)} distributions, budget {BUDGET[package]}")
+    if len(names) > BUDGET[package]:
+        session.error(f"too many distributions: {', '.join(sorted(names))}")
+
+
+def run_tests(session: nox.Session, package: str, marker: str) -> None:
+    install(session, *TESTING, *PEERS.get(package, ()), packages=(*SIBLINGS[package], package))
+    folder = f"packages/{package}/tests"
+    # 5: no test of this package bears the marker, which is fine for all but the fast tier.
+    codes = [0] if marker.startswith("not") else [0, 5]
+    session.run("pytest", folder, "-m", marker, *session.posargs, success_codes=codes)
+
+
+def install(session: nox.Session, *requirements: str, packages: tuple[str, ...] = ()) -> None:
+    """Install packages of the checkout, editable, and requirements; nothing when all is as before."""
+    sources = [ROOT / "constraints.txt", *(ROOT / f"packages/{p}/pyproject.toml" for p in packages)]
+    facts = [str(ROOT), *requirements, *packages, *(path.read_text() for path in sources)]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    stamp = Path(session.virtualenv.location) / ".installed"
+    if stamp.exists() and stamp.read_text() == key:
+        return
+    if "trainer" in packages:
+        session.run("tools/torch", session.virtualenv.bin + "/python", external=True)
+    editable = [arg for p in packages for arg in ("-e", f"packages/{p}{EXTRAS[p]}")]
+    session.install("-c", "constraints.txt", *editable, *requirements)
+    stamp.write_text(key)
