@@ -42,12 +42,13 @@ function smooth(points) {
 }
 
 // A line chart. `marks` are points with intervals: {x, value, low, high, color, hollow}.
-function chart({ title, why, points, marks = [], range = null, width = 360, height = 150, stroke = "accent" }) {
+function chart({ title, why, points, marks = [], range = null, width = 270, height = 130, stroke = "accent" }) {
   const left = 40, right = 10, top = 8, bottom = 20;
   const xs = [...points.map((p) => p[0]), ...marks.map((m) => m.x)];
   const ys = [...points.map((p) => p[1]), ...marks.flatMap((m) => [m.low, m.high])];
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = range || [Math.min(...ys), Math.max(...ys)];
+  if (y0 === 0 && y1 === 0) y1 = 1;
   if (y0 === y1) [y0, y1] = [y0 - (Math.abs(y0) || 1) / 2, y1 + (Math.abs(y1) || 1) / 2];
   if (!range && y0 > 0 && y0 < y1 / 2) y0 = 0;
   const X = (x) => left + ((x - x0) / (x1 - x0 || 1)) * (width - left - right);
@@ -66,8 +67,9 @@ function chart({ title, why, points, marks = [], range = null, width = 360, heig
   svg.append(s("path", { ...line, d: path(points), "stroke-opacity": even ? 0.3 : 1, "stroke-width": even ? 1.2 : 2 }));
   if (even) svg.append(s("path", { ...line, d: path(even) }));
   for (const m of marks) {
-    svg.append(s("line", { x1: X(m.x), x2: X(m.x), y1: Y(m.low), y2: Y(m.high), stroke: color(m.color), "stroke-width": 2 }));
-    svg.append(s("circle", { cx: X(m.x), cy: Y(m.value), r: 5, fill: m.hollow ? color("card") : color(m.color), stroke: color(m.color), "stroke-width": 2 }));
+    const x = X(m.x) + (m.hollow ? 5 : -5); // side by side
+    svg.append(s("line", { x1: x, x2: x, y1: Y(m.low), y2: Y(m.high), stroke: color(m.color), "stroke-width": 2 }));
+    svg.append(s("circle", { cx: x, cy: Y(m.value), r: 5, fill: m.hollow ? color("card") : color(m.color), stroke: color(m.color), "stroke-width": 2 }));
   }
   const cursor = s("circle", { r: 3.5, fill: color(stroke), visibility: "hidden" });
   svg.append(cursor);

@@ -49,7 +49,7 @@ function drawCards() {
   }
   if (!facts.scores.length) byId("cards").remove();
   else byId("cards").after(h("p", { class: "note" }, facts.scores[0].values[1]
-    ? [swatch("before", `${labels[first]}   `), swatch("after", labels[last]), ". Bars are 95 % intervals over tasks and attempts; the gain is paired by task."]
+    ? [swatch("before", labels[first]), " → ", swatch("after", labels[last]), ". Bars are 95 % intervals over tasks and attempts; the gain is paired by task."]
     : "Bars are 95 % intervals over tasks and attempts."));
 }
 

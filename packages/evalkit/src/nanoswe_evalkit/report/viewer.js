@@ -62,6 +62,7 @@ function choice(name, values, onchange) {
 function drawViewer() {
   if (!facts.shown.length) { drop("viewer"); return () => {}; }
   const state = { matching: [], trial: null, turns: [], page: 0, all: true, doubt: false };
+  const order = facts.phases.map((p) => p.id);
   const phase = choice("phases", facts.phases.map((p) => [p.id, p.label]), refill);
   const outcome = choice("outcomes", OUTCOMES.filter((o) => facts.shown.some((t) => t.outcome === o)).map((o) => [o, o]), refill);
   const task = choice("tasks", [...new Set(facts.shown.map((t) => t.task))].sort().map((t) => [t, t]), refill);
@@ -73,7 +74,8 @@ function drawViewer() {
 
   function refill() {
     state.matching = facts.shown.filter((t) => (!phase.value || t.phase === phase.value) && (!outcome.value || t.outcome === outcome.value) && (!task.value || t.task === task.value));
-    list.replaceChildren(...state.matching.map((t) => h("button", { onclick: () => pick(t), title: t.id }, h("span", { class: "dot", style: `background:${color(t.outcome)}` }), `${t.task} · ${labels[t.phase]}`)));
+    state.matching.sort((a, b) => a.task.localeCompare(b.task) || order.indexOf(a.phase) - order.indexOf(b.phase) || a.id.localeCompare(b.id));
+    list.replaceChildren(...state.matching.map((t) => h("button", { onclick: () => pick(t), title: t.id }, h("span", { class: "dot", style: `background:${color(t.outcome)}` }), t.task.replace(/^nano__/, ""), h("small", {}, `${labels[t.phase]}${t.phase === "train" ? ` ${t.id.slice(1, 6).replace(/^0+(?=.)/, "")}` : ""} · #${t.attempt}`))));
     if (!state.matching.length) list.append("no trial matches");
     pick(state.matching.includes(state.trial) ? state.trial : state.matching[0]);
   }
