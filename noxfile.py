@@ -1,7 +1,9 @@
-"""The checks. `nox --list` shows them; `./just test`, `./just ci` and the workflow file call the same ones.
+"""The checks. `nox --list` shows them; `./just test`, `./just ci` and the workflow file call the
+same ones.
 
-In: the checkout. Environments live in .nox and are installed again only when a pyproject.toml, constraints.txt or
-the list of requirements changes. torch comes first, by tools/torch, as its CPU build.
+In: the checkout. Environments live in .nox and are installed again only when a pyproject.toml,
+constraints.txt or the list of requirements changes. torch comes first, by tools/torch, as its CPU
+build.
 """
 
 import hashlib
@@ -87,20 +89,34 @@ def repo(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 @packages
 def wheels(session: nox.Session, package: str) -> None:
-    """Build the wheel, install it alone in an empty environment, use it, count what came with it."""
+    """Build the wheel, install it alone in an empty environment, use it, count what came."""
     dist = ROOT / "dist"
     for name in (package, *SIBLINGS[package]):
         for old in dist.glob(f"nanoswe_{name}-*.whl"):
             old.unlink()
-        session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", "dist", f"packages/{name}")
+        session.run(
+            "python",
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--wheel-dir",
+            "dist",
+            f"packages/{name}",
+        )
     # Siblings by path: whatever an index holds under their names is not looked at.
-    wheel_files = [str(next(dist.glob(f"nanoswe_{n}-*.whl"))) for n in (package, *SIBLINGS[package])]
+    wheel_files = [
+        str(next(dist.glob(f"nanoswe_{n}-*.whl"))) for n in (package, *SIBLINGS[package])
+    ]
     session.run("python", "-m", "pip", "install", "--quiet", *wheel_files)
     session.run(f"nanoswe-{package}", "--help", silent=True)
     session.run("python", "-c", f"import nanoswe_{package}")
     session.run("python", "-m", "pip", "check", silent=True)
     listed = session.run("python", "-m", "pip", "list", "--format", "json", silent=True)
-    names = [d["name"] for d in json.loads(listed) if d["name"] not in ("pip", "setuptools", "wheel")]
+    names = [
+        d["name"] for d in json.loads(listed) if d["name"] not in ("pip", "setuptools", "wheel")
+    ]
     session.log(f"{package}: {len(names)} distributions, budget {BUDGET[package]}")
     if len(names) > BUDGET[package]:
         session.error(f"too many distributions: {', '.join(sorted(names))}")
@@ -115,7 +131,7 @@ def run_tests(session: nox.Session, package: str, marker: str) -> None:
 
 
 def install(session: nox.Session, *requirements: str, packages: tuple[str, ...] = ()) -> None:
-    """Install packages of the checkout, editable, and requirements; nothing when all is as before."""
+    """Install packages of the checkout, editable, and requirements; nothing when all is as was."""
     sources = [ROOT / "constraints.txt", *(ROOT / f"packages/{p}/pyproject.toml" for p in packages)]
     facts = [str(ROOT), *requirements, *packages, *(path.read_text() for path in sources)]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -79,7 +79,11 @@ def bwrap() -> Fact:
 def docker() -> Fact:
     works, text = run("docker", "version", "--format", "{{.Server.Version}}")
     found = f"engine {text}" if works else "no daemon answers"
-    return (OK if works else MISSING, found, "only for real datasets: docs.docker.com/engine/install")
+    return (
+        OK if works else MISSING,
+        found,
+        "only for real datasets: docs.docker.com/engine/install",
+    )
 
 
 def buildx() -> Fact:
@@ -128,7 +132,9 @@ def main() -> int:
         print(f"\nThe demo cannot run here: {', '.join(fatal)}.")
         return 2
     sandboxed = facts["bwrap"][0] == OK or facts["docker"][0] == OK
-    print(f"\nThe demo runs here{'' if sandboxed else ', with the allowlist instead of a sandbox'}.")
+    print(
+        f"\nThe demo runs here{'' if sandboxed else ', with the allowlist instead of a sandbox'}."
+    )
     return 0
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from nanoswe_harbor.nano import BUGS
 
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.passk import Estimate, counts_of, paired_difference, pass_estimate
@@ -22,6 +21,7 @@ from nanoswe_evalkit.report.records import read_jsonl
 from nanoswe_evalkit.report.transcripts import transcripts
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.trial import Trial
+from nanoswe_harbor.nano import BUGS
 
 # Trial ids of a training run: e and g are evaluations (sampled, greedy), s is training itself.
 TRAINING_ID = re.compile(r"([egs])(\d{5})\.")

@@ -1,9 +1,9 @@
 """The trials that one can page through: which ones, and their tokens in a compact form.
 
-In: a run folder and its trials by phase. Out: up to MAX_TRIALS trials, the phases taking turns, with
-the rows of their trajectories, or with their messages where there is no trajectory; and the texts
-of the tokens in use. An evaluation gives the same (task, attempt) pairs before and after; training
-gives trials spread over its steps.
+In: a run folder and its trials by phase. Out: up to MAX_TRIALS trials, the phases taking turns,
+with the rows of their trajectories, or with their messages where there is no trajectory; and the
+texts of the tokens in use. An evaluation gives the same (task, attempt) pairs before and after;
+training gives trials spread over its steps.
 """
 
 import json

@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Tuple
 if __package__:
     from nanoswe_harbor.grader.parsers import PARSERS
 else:  # a copy in a task's tests/ folder
-    from parsers import PARSERS  # type: ignore[import-not-found,no-redef]
+    from parsers import PARSERS  # type: ignore[no-redef]
 
 END = re.compile(r"^>>>>> End Test Output (\w+) (\d+)$", re.MULTILINE)
 PATCH_FAILED = re.compile(r"^>>>>> Test Patch Failed$", re.MULTILINE)

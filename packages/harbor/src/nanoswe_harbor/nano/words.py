@@ -16,7 +16,9 @@ NOUNS = tuple(
 )
 # Functions are named verb_thing.
 VERBS = tuple(
-    "merge scan check join pick find blend weigh match score trail build shift probe mark plan".split()
+    """
+    merge scan check join pick find blend weigh match score trail build shift probe mark plan
+    """.split()
 )
 THINGS = tuple(
     """
