@@ -37,6 +37,8 @@ def bump(package: str, version: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("bump: want two arguments: just bump PACKAGE VERSION")
     try:
         before = bump(*sys.argv[1:])
     except (ValueError, OSError) as error:

@@ -74,6 +74,7 @@ def run(
     from nanoswe_trainer.view import View
 
     loaded = _load(recipe, overrides)
+    load_tasks(loaded.tasks.path)  # before anything is written
     folder = runs / loaded.name
     folder.mkdir(parents=True, exist_ok=True)
 

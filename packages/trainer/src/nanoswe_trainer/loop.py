@@ -79,9 +79,11 @@ class Run:
         self.digest = digest(recipe)
         found = checkpoint.load(folder / "checkpoints", self.digest)
         self.position, self.state = found or (checkpoint.Position(STAGES[0], 0), {})
+        # records of a step that no checkpoint holds are made again
+        sizes = dict.fromkeys(RECORDS, 0) | self.position.sizes
+        checkpoint.truncate(folder, sizes)
         if self.state:
             self.decoder.load_state_dict(self.state["model"])
-            checkpoint.truncate(folder, self.position.sizes)
             view.note(f"resuming {folder} at {self.position.stage}, step {self.position.step}")
 
     async def in_compute(self, function: Any, *arguments: Any) -> Any:
@@ -213,12 +215,11 @@ async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
 
 async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary:
     """All stages; writes `folder`/{recipe.yaml, *.jsonl, checkpoints/, model/, export/}."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
     config = recipe.model_dump(mode="json")
     mirror = recipe.tasks.mirror or recipe.tasks.path.parent / "mirror"
     with Tracker(folder, recipe.name, config, wandb=recipe.eval.tracker == "wandb") as tracker:
         run = Run(recipe, folder, sandbox_kind, tracker, view)
+        (folder / "recipe.yaml").write_text(dump_recipe(recipe))
         try:
             await sft_stage(run)
             engine = LocalEngine(

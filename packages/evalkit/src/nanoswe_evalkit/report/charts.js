@@ -33,12 +33,14 @@ function ticks(low, high) {
   return found;
 }
 
-// Exponential moving average; null where there are too few points for one to help.
+// Centred moving average; null where there are too few points for one to help.
 function smooth(points) {
   if (points.length < 12) return null;
-  const keep = Math.min(0.9, 1 - 8 / points.length);
-  let mean = points[0][1];
-  return points.map(([x, y]) => [x, (mean = keep * mean + (1 - keep) * y)]);
+  const reach = Math.ceil(points.length / 20);
+  return points.map(([x], i) => {
+    const near = points.slice(Math.max(0, i - reach), i + reach + 1);
+    return [x, near.reduce((sum, p) => sum + p[1], 0) / near.length];
+  });
 }
 
 // A line chart. `marks` are points with intervals: {x, value, low, high, color, hollow}.

@@ -14,7 +14,7 @@ const MAIN = {
   rl: ["entropy", "grad_norm", "logprob_gap", "kl", "clip_fraction", "turns_mean", "trials_without_reward", "tokens_per_sec", "trials_per_sec", "step_sec"],
 };
 const WHY = {
-  loss: "negative log-likelihood of the demonstrations", entropy: "nats a sampled token: what is left to explore",
+  loss: "of the demonstrations", entropy: "nats a token: what is left to explore",
   grad_norm: "before clipping", logprob_gap: "sampler against trainer, per token", kl: "from the policy that sampled",
   clip_fraction: "share of tokens at the clip", turns_mean: "model calls a trial", tokens_per_sec: "",
   trials_without_reward: "our machinery failed", trials_per_sec: "", step_sec: "one step, sampling and update",
