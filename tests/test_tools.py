@@ -1,4 +1,4 @@
-"""The tools behind `just`: docs/recipes.md is fresh, `bump` edits what it should, no key is told."""
+"""The tools behind `just`: docs/recipes.md is fresh, `bump` edits, keys stay secret."""
 
 import importlib.util
 import os

@@ -70,6 +70,7 @@ def run(
     if it was begun.
     """
     from nanoswe_evalkit.report import write_report
+    from nanoswe_harbor.task import load_tasks
     from nanoswe_trainer.loop import train
     from nanoswe_trainer.view import View
 
