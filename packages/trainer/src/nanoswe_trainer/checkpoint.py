@@ -55,7 +55,7 @@ def load(folder: Path, recipe_digest: str) -> tuple[Position, dict[str, Any]] | 
     path = folder / pointer.read_text().strip()
     try:
         record = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a damaged file fails in whatever way its bytes suggest
         raise CheckpointError(
             f"{path}: cannot be read ({error}); delete {folder} to start again"
         ) from error
