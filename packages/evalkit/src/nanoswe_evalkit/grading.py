@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 import secrets
+import sys
 import tarfile
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,6 +44,9 @@ exec bash "$TESTS/run_eval.sh"
 TESTS_DIR = "/tmp/nanoswe-tests"
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "expected.json"}
 INFRA_FILES = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "*.pth")
+# Python puts the checkout first on its path: a new module of such a name there replaces the runner
+# or something it imports. `test` is left out: it is a common name and nothing imports it.
+SHADOWED = (sys.stdlib_module_names - {"test"}) | {"pytest", "_pytest", "pluggy"}
 
 
 class PatchError(EvalkitError):
@@ -99,7 +103,7 @@ def police(task: Task, patch: str) -> tuple[str, list[str], bool]:
     allowed = {path for path, _ in sections(gold)}
     kept, dropped = [], []
     for path, section in sections(patch):
-        if path not in allowed and _is_test_path(task, path):
+        if path not in allowed and (_is_test_path(task, path) or _shadows(path, section)):
             dropped.append(path)
         else:
             kept.append(section)
@@ -124,6 +128,12 @@ def _is_test_path(task: Task, path: str) -> bool:
     in_folder = any(path.startswith(f"{folder}/") for folder in folders)
     is_infra = any(fnmatch.fnmatch(posixpath.basename(path), name) for name in INFRA_FILES)
     return path in task.test_files or in_folder or is_infra
+
+
+def _shadows(path: str, section: str) -> bool:
+    """Is it a new module that hides one of the test runner's?"""
+    top = path.split("/")[0].split(".")[0]
+    return top in SHADOWED and "\nnew file mode " in section.partition("\n@@")[0]
 
 
 END_OF_TAR = bytes(1024)
