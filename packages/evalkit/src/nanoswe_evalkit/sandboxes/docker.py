@@ -35,8 +35,9 @@ from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
 LABEL = "nanoswe.task"
-# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it.
-IDLE = "while :; do sleep 3600 & wait $!; done"
+# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves no
+# room for that sleep the shell gives up; the trap then starts it again in the same process.
+IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 
 
 class DockerSandbox:
@@ -152,7 +153,7 @@ class DockerSandbox:
             self._container = self._client.containers.create(
                 self.task.docker_image,
                 [],
-                entrypoint=["sh", "-c", IDLE],
+                entrypoint=["sh", "-c", IDLE, IDLE],
                 network_mode="none",
                 mem_limit=limits.memory_mb * MIB,
                 memswap_limit=limits.memory_mb * MIB,
