@@ -35,8 +35,8 @@ from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
 LABEL = "nanoswe.task"
-# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves no
-# room for that sleep the shell gives up; the trap then starts it again in the same process.
+# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
+# no room for that sleep the shell gives up; the trap then starts it again in the same process.
 IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 
 
