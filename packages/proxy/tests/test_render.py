@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 
 from nanoswe_proxy import wire
 from nanoswe_proxy.errors import RenderError
-from nanoswe_proxy.parse import parse_hermes
+from nanoswe_proxy.parse import HERMES, Reader, fold
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 
 NASTY = [
@@ -156,10 +157,109 @@ def test_foreign_template_is_refused(folders, tmp_path):
         ('<tool_call>\n{"name": 3, "arguments": {}}\n</tool_call>', "malformed", None, []),
         ('<tool_call>\n{"name": "f"}\n</tool_call>', "malformed", None, []),
         ("<tool_call>[]</tool_call>", "malformed", None, []),
-        ('<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>', "malformed", None, []),
+        ("</tool_call>", "malformed", None, []),
+        (
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>',
+            "malformed", "<tool_call>", ["f"],
+        ),
+        (
+            'a\n\n<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>\nb\n',
+            "calls", "a\nb\n", ["f"],
+        ),
+        ('\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n', "calls", "", ["f"]),
+        ("so:\n\n<tool_call>[]", "malformed", None, []),
+        ("\n\ufdd2\ufdd3a\n", "text", None, []),
     ],
-)
-def test_parse(said, status, content, names):
-    parsed = parse_hermes(said)
+)  # fmt: skip
+def test_parse(folders, said, status, content, names):
+    renderer = ChatMLRenderer(folders["bpe"])
+    ids = renderer.codec.full.encode(said, add_special_tokens=False).ids
+    parsed = renderer.parse([*ids, renderer.end_id], truncated=False)
     assert (parsed.status, [c.name for c in parsed.calls]) == (status, names)
     assert parsed.content == (said if content is None else content)
+
+
+PIECES = [*NASTY, "</think>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "\n\n"]
+replies = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8)
+
+
+@st.composite
+def generations(draw, renderer):
+    """Replies in canonical ids or in pieces, with noise, cut off or not."""
+    codec, ids = renderer.codec, []
+    for piece in draw(replies):
+        encode = draw(st.sampled_from([codec.full, codec.content])).encode
+        ids += encode(piece, add_special_tokens=False).ids
+    noise = draw(st.lists(st.integers(0, codec.full.get_vocab_size() + 2), max_size=3))
+    at = draw(st.integers(0, len(ids)))
+    ids = [i for i in [*ids[:at], *noise, *ids[at:]] if i not in renderer.stop_ids]
+    truncated = draw(st.booleans())
+    return (ids if truncated else [*ids, renderer.end_id]), truncated
+
+
+GRAMMARS = {
+    "plain": HERMES,
+    "think": replace(HERMES, think=("<think>", "</think>")),
+    "thinking": replace(HERMES, think=("<think>", "</think>"), thinking=True),
+}
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@given(data=st.data())
+def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
+    renderer = ChatMLRenderer(folders["bpe"])
+    ids, truncated = data.draw(generations(renderer))
+    reader = Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids)
+    whole = fold(Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids), ids, truncated)
+    deltas, rest = [], ids
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        deltas += reader.feed(rest[:size])
+        rest = rest[size:]
+    deltas += reader.end(truncated)
+    assert reader.parsed == whole
+    streamed = {k: "".join(d.text for d in deltas if d.kind == k) for k in ("content", "reasoning")}
+    assert streamed == {"content": whole.content, "reasoning": whole.reasoning}
+    assert [d.text for d in deltas if d.kind == "call_name"] == [c.name for c in whole.calls]
+    assert [d.text for d in deltas if d.kind == "call_args"] == [c.arguments for c in whole.calls]
+    assert [d.index for d in deltas if d.kind == "call_args"] == [*range(len(whole.calls))]
+    # invariant 8: in order, disjoint, covering; each part's ids spell its text
+    edges = [0, *(s.end for s in whole.spans)]
+    assert [s.start for s in whole.spans] == edges[:-1] and edges[-1] == len(ids)
+    if grammar == "plain" and not whole.calls:
+        body = renderer.codec.decode(ids if truncated else ids[:-1])
+        assert whole.content == (body.rstrip("\ufffd") if truncated else body)
+
+
+def test_spans_tell_the_parts(folders):
+    renderer = ChatMLRenderer(folders["bpe"])
+    said = '<think>\nhm\n</think>\n\nso\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    ids = [*renderer.codec.full.encode(said, add_special_tokens=False).ids, renderer.end_id]
+    parsed = fold(Reader(renderer.codec, GRAMMARS["think"], renderer.stop_ids), ids, False)
+    assert (parsed.reasoning, parsed.content, parsed.status) == ("hm", "so", "calls")
+    spelled = [(s.kind, renderer.codec.decode(ids[s.start : s.end])) for s in parsed.spans]
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert spelled == [
+        ("reasoning", "<think>\nhm\n</think>"), ("content", "\n\nso\n"), ("call", call),
+        ("end", "<|im_end|>"),
+    ]  # fmt: skip
+
+
+def test_a_tag_spelled_in_pieces_is_text(folders):
+    renderer = ChatMLRenderer(folders["bpe"])
+    said = 'x<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>y'
+    ids = renderer.codec.content.encode(said, add_special_tokens=False).ids
+    parsed = renderer.parse([*ids, renderer.end_id], truncated=False)
+    assert (parsed.content, parsed.status) == (said, "text")
+
+
+def test_a_character_waits_for_its_last_id(folders):
+    renderer = ChatMLRenderer(folders["bpe"])
+    fox = renderer.codec.full.encode("🦊", add_special_tokens=False).ids
+    assert len(fox) == 4
+    reader = renderer.reader()
+    assert [[d.text for d in reader.feed([i])] for i in fox] == [[], [], [], ["🦊"]]
+    assert renderer.parse(fox[:3], truncated=True).content == ""
+    assert renderer.parse([*fox[:3], renderer.end_id], truncated=False).content == "\ufffd"
+    with pytest.raises(RenderError, match="after its stop"):
+        reader.feed([renderer.end_id, 5])

@@ -54,6 +54,14 @@ class RenderError(ProxyError):
     code = "render_error"
 
 
+class Unextendable(RenderError):
+    """The path cannot go on by extension: the next prompt is a new root. `reason` is a fork's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the history cannot be extended: {reason}")
+        self.reason = reason
+
+
 class TrajectoryError(ProxyError):
     """Token rows that do not line up, or a record of an unknown schema."""
 

@@ -163,7 +163,9 @@ class Session:
         if place.parent is None:
             encoded = self.renderer.root(place.rest, tools, replay)
         else:
-            encoded = self.renderer.tail(place.rest, place.parent.ids, replay)
+            history = [m for n in tree.path(place.parent) for m in tree.messages_of(n)]
+            last = place.parent.ids
+            encoded = self.renderer.tail(place.rest, last, replay, history, tools)
         # Going on adds a reply and what follows it; a history that grew by less has lost a part.
         shrunk = len(place.rest) < self.longest + 2 and replay and place.parent is None
         fork = "condensed" if shrunk and place.fork == "observation_edited" else place.fork

@@ -97,6 +97,11 @@ def ids_of(node: Context | Generation) -> Sequence[int]:
     return node.encoded.ids if isinstance(node, Context) else node.ids
 
 
+def messages_of(node: Context | Generation) -> Sequence[dict]:
+    """The node's own messages, as they were rendered or served."""
+    return node.messages if isinstance(node, Context) else (node.view,)
+
+
 def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str) -> Place:
     """The deepest place in the forest that `messages` extend; ties go to the latest branch."""
     parent: Generation | None = None

@@ -17,7 +17,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nanoswe_proxy.errors import RenderError
-from nanoswe_proxy.parse import parse_hermes
+from nanoswe_proxy.parse import HERMES, Reader, fold
 from nanoswe_proxy.render.base import Encoded, Message, Parsed
 from nanoswe_proxy.render.codec import Codec
 from nanoswe_proxy.trajectory import Provenance
@@ -56,15 +56,22 @@ class ChatMLRenderer:
         return _join(self._extend(rest, lead, moved))
 
     def tail(
-        self, messages: Sequence[Message], last: Sequence[int], replay: Mapping[int, Sequence[int]]
+        self,
+        messages: Sequence[Message],
+        last: Sequence[int],
+        replay: Mapping[int, Sequence[int]],
+        history: Sequence[Message] = (),
+        tools: Sequence[dict] | None = None,
     ) -> Encoded:
         return _join([self._close(last), *self._extend(messages, "\n", replay)])
 
-    def parse(self, ids: Sequence[int], truncated: bool) -> Parsed:
-        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text = self.codec.decode(body)
-        # A character cut in half is served as nothing; its ids stay in the record.
-        return parse_hermes(text.rstrip("\ufffd") if truncated else text)
+    def reader(self, tools: Sequence[dict] | None = None) -> Reader:
+        return Reader(self.codec, HERMES, self.stop_ids)
+
+    def parse(
+        self, ids: Sequence[int], truncated: bool, tools: Sequence[dict] | None = None
+    ) -> Parsed:
+        return fold(self.reader(tools), ids, truncated)
 
     def render_messages(
         self, messages: Sequence[Message], tools: Sequence[dict] | None = None

@@ -24,6 +24,10 @@ OPEN, CLOSE, BREAK, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _MARKS = re.compile("[\ufdd0-\ufdd3]")
 _STRIP = re.compile("\ufdd2|\ufdd3([a-d])")
 _SIDES = re.compile("([\ufdd0\ufdd1])")
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are their own letter
+_OTHERS = [b for b in range(256) if b not in _PRINTED]
+_ALPHABET = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 _TAG = re.compile(r"\s*</?[^<>\s]+>\s*")
 
 
@@ -48,16 +52,30 @@ class Codec:
         self._split = re.compile(f"({_longest_first(self.structural)})")
         self._every_start = _starts(self.structural)
         self._special_start = _starts(special)
+        self.names = {i: t for t, i in self.structural.items()}
         self.content = Tokenizer.from_str(json.dumps(_renamed(spec, self.structural)))
+        self._context = self.content.encode("a", add_special_tokens=False).ids[-1:]
+        self._spelled: dict[tuple[int, bool], bytes] = {}
+
+    def spell(self, token: int, *, first: bool) -> bytes:
+        """The bytes of an ordinary token where it stands; some decoders strip a first space."""
+        key = (token, first)
+        if key not in self._spelled:
+            text = self.decode([token] if first else [*self._context, token])
+            text = text if first else text.removeprefix(self.decode(self._context))
+            name = self.full.id_to_token(token) or ""
+            # A token that is no whole character: its name says its bytes.
+            self._spelled[key] = _raw(name) if "\ufffd" in text else text.encode()
+        return self._spelled[key]
 
     def guard(self, text: str) -> str:
         """Content that nobody trusts: no structural token can begin, end or lie in it."""
-        return OPEN + self._every_start.sub(r"\g<0>" + BREAK, _escape(text)) + CLOSE
+        return OPEN + self._every_start.sub(r"\g<0>" + BREAK, escape(text)) + CLOSE
 
     def defuse(self, text: str, *, tags: bool = False) -> str:
         """Like `guard`, but neighbours may join. With `tags`, non-special tags pass."""
         return (self._special_start if tags else self._every_start).sub(
-            r"\g<0>" + BREAK, _escape(text)
+            r"\g<0>" + BREAK, escape(text)
         )
 
     def encode(self, marked: str, outside: str, inside: str) -> Encoded:
@@ -85,7 +103,7 @@ class Codec:
                 kind = inside if piece == OPEN else outside
             elif piece:
                 edges.append((len(text), kind))
-                text += _STRIP.sub(_unescape, piece)
+                text += clean(piece)
         encoding = self.content.encode(text, add_special_tokens=False)
         if not self._ids.isdisjoint(encoding.ids):
             raise RenderError("content was about to encode to a structural token")
@@ -102,8 +120,21 @@ def _kinds(encoding: Encoding, edges: list[tuple[int, str]]) -> str:
     return "".join(k * (b - a) for (_, k), a, b in zip(edges, cuts[:-1], cuts[1:], strict=True))
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text in which marks of ours stand for nothing."""
     return _MARKS.sub(lambda m: ESCAPE + "abcd"[ord(m[0]) - 0xFDD0], text)
+
+
+def clean(text: str) -> str:
+    """The inverse of `escape`; breaks are gone."""
+    return _STRIP.sub(_unescape, text)
+
+
+def _raw(name: str) -> bytes:
+    """The bytes that a token's name stands for: `<0x0A>`, or the alphabet of byte-level BPE."""
+    if _BYTE.fullmatch(name):
+        return bytes([int(name[3:-1], 16)])
+    return bytes(_ALPHABET[c] for c in name if c in _ALPHABET) or name.encode()
 
 
 def _unescape(match: re.Match[str]) -> str:
