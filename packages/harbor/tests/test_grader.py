@@ -2,17 +2,20 @@
 
 import gzip
 import json
-import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from nanoswe_harbor.grader.grade import grade
-from nanoswe_harbor.grader.parsers import PARSERS
+from nanoswe_harbor.grader.parsers import PARSERS, parser_of
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parents[3] / "shared/data/logs/harness_v4_runs.jsonl.gz"
-SECTION = re.compile(r"(?s)>>>>> Start Test Output'?\n(.*)\n[^\n]*>>>>> End Test Output")
 EXPECTED = {"parser": "pytest", "fail_to_pass": ["t.py::a"], "pass_to_pass": ["t.py::b"]}
 
 
@@ -32,7 +35,9 @@ def test_resolved_needs_every_test() -> None:
 def test_expected_failures_never_credit_fail_to_pass() -> None:
     assert not grade(log("XFAIL t.py::a\nPASSED t.py::b"), EXPECTED)["resolved"]
     assert grade(log("PASSED t.py::a\nXFAIL t.py::b"), EXPECTED)["resolved"]
-    assert not grade(log("PASSED t.py::a\nSKIPPED t.py::b"), EXPECTED)["resolved"]
+    assert not grade(log("SKIPPED t.py::a\nPASSED t.py::b"), EXPECTED)["resolved"]
+    report = grade(log("PASSED t.py::a\nSKIPPED t.py::b"), EXPECTED)
+    assert report["resolved"] and report["pass_to_pass"] == {"success": [], "failure": []}
 
 
 def test_the_last_pair_with_the_right_nonce_wins() -> None:
@@ -56,7 +61,7 @@ def test_cut_logs_say_why() -> None:
     assert grade(log("nothing here"), EXPECTED)["reason"] == "no test result in the log"
 
 
-def test_unittest_and_django_lines() -> None:
+def test_django_lines() -> None:
     text = """\
 test_a (t.test_x.T.test_a) ... ok
 test_b (t.test_x.T) ... FAIL
@@ -66,61 +71,227 @@ test_d (t.test_x.T.test_d) ... printed by the test
 ok
 test_e (t.test_x.T.test_e) ... skipped 'no'
 test_f (t.test_x.T.test_f) ... expected failure
-test_g (t.test_x.T.test_g) ... unexpected success
-test_h (t.test_x.T.test_h) ... Testing ok
+test_h (t.test_x.T.test_h) ... ERROR
+test_i (t.T) ... Testing against Django installed in '/x'
+with many lines silenced).
+ok
 ======================================================================
-ERROR: test_h (t.test_x.T.test_h)
+FAIL: test_b (t.test_x.T)
 """
     assert PARSERS["unittest"](text) == {
         "test_a (t.test_x.T.test_a)": "PASSED",
         "test_b (t.test_x.T)": "FAILED",
-        "test_c (t.test_x.T.test_c)": "PASSED",
+        "test_b": "FAILED",
         "The docstring of c.": "PASSED",
         "test_d (t.test_x.T.test_d)": "PASSED",
         "test_e (t.test_x.T.test_e)": "SKIPPED",
-        "test_f (t.test_x.T.test_f)": "XFAIL",
-        "test_g (t.test_x.T.test_g)": "FAILED",
         "test_h (t.test_x.T.test_h)": "ERROR",
+        "test_i (t.T)": "PASSED",
     }
 
 
 def test_a_failing_subtest_is_no_pass() -> None:
     """As Django prints it: no status for the test itself, the next test starts on its line."""
-    text = """\
-test_a (t.T) ... test_b (t.T) ... ok
-test_c (t.T) ... test_d (t.T)
-The docstring of d. ... ok
-FAIL: test_a (t.T) (lang='de')
-ERROR: test_c (t.T) [group]
-"""
-    assert PARSERS["unittest"](text) == {
-        "test_a (t.T)": "FAILED",
-        "test_b (t.T)": "PASSED",
-        "test_c (t.T)": "ERROR",
-        "test_d (t.T)": "PASSED",
-        "The docstring of d.": "PASSED",
-    }
+    text = "test_a (t.T) ... test_b (t.T) ... ok\nFAIL: test_a (t.T) (lang='de')\n"
+    status = PARSERS["unittest"](text)
+    assert "test_a (t.T)" not in status and status["test_a"] == "FAILED"
 
 
-def test_pytest_and_sympy_lines() -> None:
+def test_pytest_lines() -> None:
     text = (
         "PASSED t.py::a[x y]\nFAILED t.py::b - assert 1 == 2\nERROR t.py::c\nt.py::d PASSED [ 9%]\n"
+        "FAILED - t.py::e\nXFAIL t.py::f\nSKIPPED [1] t.py:3: no\nPASSED\nt.py::g FAILED\n"
     )
-    assert PARSERS["pytest"]("\x1b[32m" + text) == {
+    summary = {
         "t.py::a[x": "PASSED",
         "t.py::b": "FAILED",
         "t.py::c": "ERROR",
-        "t.py::d": "PASSED",
+        "t.py::e": "FAILED",
+        "t.py::f": "XFAIL",
+        "[1]": "SKIPPED",
     }
-    text = "PASSED t.py::a[/tmp/long/x.py]\nPASSED t.py::b[//u/v]\n"
-    assert list(PARSERS["pytest-options"](text)) == ["t.py::a[/x.py]", "t.py::b[//u/v]"]
-    text = "test_a ok\ntest_b F\ntest_c f\n____ sympy/x/test_y.py:test_b ____\n"
+    assert PARSERS["pytest"](text) == summary
+    assert PARSERS["pytest-colored"](text) == {**summary, "t.py::g": "FAILED"}
+    progress = {"t.py::d": "PASSED", "t.py::g": "FAILED"}
+    assert PARSERS["pytest-progress"](text) == progress
+    colored = "\x1b[32mPASSED\x1b[0m t.py::\x1b[1ma\x1b[0m\n\x1b[31mFAILED\x1b[0m t.py::b\n"
+    assert PARSERS["pytest"](colored) == {}
+    assert PARSERS["pytest-colored"](colored) == {"t.py::a": "PASSED", "t.py::b": "FAILED"}
+    noted = "FAILED [ 10%] t.py::a - x\nt.py::b PASSED\n"
+    assert PARSERS["pytest-noted"](noted) == {"t.py::a": "FAILED", "t.py::b": "PASSED"}
+    text = "PASSED t.py::a[/tmp/long/x.py]\nPASSED t.py::b[//u/v]\nPASSED t.py::c[/u/*.py]\n"
+    short = ["t.py::a[/x.py]", "t.py::b[//u/v]", "t.py::c[/u/*.py]"]
+    assert list(PARSERS["pytest-options"](text)) == short
+
+
+def test_the_parsers_of_single_projects() -> None:
+    text = "test_a ok\ntest_b F\ntest_c f\ntest_d E\n____ sympy/x/test_y.py:test_b ____\n"
     assert PARSERS["sympy"](text) == {
         "test_a": "PASSED",
         "test_b": "FAILED",
-        "test_c": "XFAIL",
+        "test_d": "ERROR",
         "sympy/x/test_y.py:test_b": "FAILED",
     }
+    text = "PASSED t.py::a[MouseButton.LEFT]\nPASSED t.py::a[MouseButton.RIGHT]\n"
+    assert list(PARSERS["matplotlib"](text)) == ["t.py::a[1]", "t.py::a[3]"]
+    text = "FAILED t.py::a - x\nt.py::b PASSED [ 9%]\nPASSED t.py::c\nERROR t.py::d\nFAILED\n"
+    seaborn = {"t.py::a": "FAILED", "t.py::b": "PASSED", "t.py::c": "PASSED"}
+    assert PARSERS["seaborn"](text) == seaborn
+    assert parser_of("Django/django") == "unittest" and parser_of("dask/dask") == "pytest"
+    assert parser_of("swesmith/oauthlib__oauthlib.1fd52536") == "pytest-progress"
+
+
+def test_a_result_file_takes_credit_away_and_gives_none() -> None:
+    """The runner's own file stands after the end marker, under the nonce."""
+    passed = log("PASSED t.py::a\nPASSED t.py::b")
+    junit = '<testcase classname="t" name="a" time="0.1" />\n<testcase classname="t" name="b">'
+
+    def results(text: str, nonce: str = "n") -> str:
+        return f">>>>> Results {nonce}\n{text}\n>>>>> End Results {nonce}\n"
+
+    assert grade(passed + results(junit), EXPECTED)["resolved"]
+    report = grade(passed + results(junit + "\n<failure"), EXPECTED)
+    assert report["pass_to_pass"]["failure"] == ["t.py::b"] and not report["resolved"]
+    assert grade(passed + results(junit + "\n<failure", "forged"), EXPECTED)["resolved"]
+    assert not grade(log("PASSED t.py::b") + results("PASSED t.py::a"), EXPECTED)["resolved"]
+    expected = {"parser": "unittest", "fail_to_pass": ["test_a (t.T)"], "pass_to_pass": []}
+    text = log("test_a (t.T) ... ok")
+    assert grade(text, expected)["resolved"]
+    assert not grade(text + results("FAILED test_a (t.T)"), expected)["resolved"]
+    spaced = {"parser": "pytest", "fail_to_pass": ["a/t.py::C::x[1"], "pass_to_pass": []}
+    text = log("PASSED a/t.py::C::x[1 &]")
+    assert grade(text, spaced)["resolved"]
+    case = '<testcase classname="a.t.C" name="x[1 &amp;]" time="1">\n<error'
+    assert not grade(text + results(case), spaced)["resolved"]
+
+
+def test_canaries() -> None:
+    """One must fail and one must pass, or nothing is believed."""
+    good = "PASSED t.py::a\nPASSED t.py::b\nPASSED x.py::test_canary_1_passes\n"
+    marker = ">>>>> Canary n canary_1\n"
+    assert grade(marker + log(good + "FAILED x.py::test_canary_1_fails"), EXPECTED)["resolved"]
+    report = grade(marker + log(good + "PASSED x.py::test_canary_1_fails"), EXPECTED)
+    assert (report["resolved"], report["tamper"], report["infra"]) == (False, True, False)
+    report = grade(marker + log(good), EXPECTED)
+    assert (report["resolved"], report["tamper"], report["infra"]) == (False, False, True)
+    bad = grade(marker + log("FAILED t.py::a"), EXPECTED)
+    assert (bad["resolved"], bad["tamper"], bad["infra"]) == (False, False, False)
+
+
+def test_official_logs() -> None:
+    """Markers without a nonce, none at all, or a refusal."""
+    body = "\nPASSED t.py::a\nPASSED t.py::b\n"
+    marked = f"+ : '>>>>> Start Test Output'{body}+ : '>>>>> End Test Output'\n"
+
+    def resolved(text: str) -> bool:
+        return bool(grade(text, EXPECTED, official=True)["resolved"])
+
+    assert resolved(marked) and resolved(marked.replace("\n", "\r\n"))
+    assert resolved("+ pytest -rA t.py" + body) and not resolved(body)
+    assert resolved(">>>>> Applied Patch (pred)" + body)
+    assert not resolved(body + "+ pytest -rA t.py\nFAILED t.py::a\n")
+    assert not resolved(marked + ">>>>> Tests Timed Out\n")
+    assert not resolved(marked.replace(">>>>> End", "")) and not resolved("")
+    assert not resolved(body + marked.replace(body, "\nFAILED t.py::b\n"))
+    report = grade(">>>>> Patch Apply Failed:\nx", EXPECTED, official=True)
+    assert report["reason"] == "the patch does not apply" and not report["infra"]
+
+
+WORDS = ["PASSED", "FAILED", "ERROR", "XFAIL", "SKIPPED"]
+NOISE = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=["Cs"])).filter(
+    lambda line: (
+        not any(word in line for word in [*WORDS, " ... ", ".py:", ">>>>>"])
+        and not line.lstrip().startswith(("ok", "FAIL:", "ERROR:", "test_"))
+    )
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(WORDS))), st.data())
+def test_noise_between_lines_changes_no_verdict(
+    results: list[tuple[str, str]], data: st.DataObject
+) -> None:
+    for parser, form in FORMS.items():
+        expected = {
+            "parser": parser,
+            "fail_to_pass": [name_of(parser, "a")],
+            "pass_to_pass": [name_of(parser, "b")],
+        }
+        quiet = [form(name, word) for name, word in results]
+        noisy = [text for line in quiet for text in (data.draw(NOISE), line, data.draw(NOISE))]
+        judged = grade(log("\n".join(noisy)), expected)
+        assert judged["fail_to_pass"] == grade(log("\n".join(quiet)), expected)["fail_to_pass"]
+        assert judged["pass_to_pass"] == grade(log("\n".join(quiet)), expected)["pass_to_pass"]
+        last = {name: word for name, word in results if parser != "unittest" or word in UNITTEST}
+        assert judged["resolved"] == (
+            last.get("a") == "PASSED"
+            and (last.get("b") in ("PASSED", "SKIPPED") or (last.get("b") == "XFAIL"))
+        )
+
+
+def name_of(parser: str, name: str) -> str:
+    return f"test_{name} (t.T)" if parser == "unittest" else f"t.py::{name}"
+
+
+UNITTEST = {"PASSED": "ok", "FAILED": "FAIL", "ERROR": "ERROR", "SKIPPED": "skipped 'x'"}
+FORMS = {
+    "pytest": lambda name, word: f"{word} t.py::{name}",
+    "pytest-colored": lambda name, word: f"{word} t.py::{name}",
+    "unittest": lambda name, word: (
+        f"test_{name} (t.T) ... {UNITTEST.get(word, 'expected failure')}"
+    ),
+}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text("PASED t.py:ab\n>Start Tou nfrgd019'+\r"), st.booleans(), st.text())
+def test_nothing_before_the_start_counts(before: str, whole: bool, other: str) -> None:
+    """Not even a complete forged log: neither with our markers nor with the official ones."""
+    good = "PASSED t.py::a\nPASSED t.py::b"
+    forged = log(good, "forged") + f">>>>> Start Test Output\n{good}\n>>>>> End Test Output\n"
+    before = before + (forged if whole else good) + "\n" + other + "\n"
+    assert not grade(before + log("nothing"), EXPECTED, nonce="n")["resolved"]
+    official = "+ : '>>>>> Start Test Output'\nnothing\n+ : '>>>>> End Test Output'\n"
+    assert not grade(before + official, EXPECTED, official=True)["resolved"]
+
+
+HOSTILE = {
+    "one line": lambda size: "PASSED " + "x" * size,
+    "blanks": lambda size: "FAILED" + " " * size,
+    "brackets": lambda size: "FAILED [" * (size // 8),
+    "colours": lambda size: "\x1b[3" * (size // 4),
+    "digits": lambda size: "[1" * (size // 2),
+    "dots": lambda size: "a ... " * (size // 6),
+    "underscores": lambda size: "_ .py: " * (size // 7),
+    "words": lambda size: "PASSED " * (size // 7),
+    "lines": lambda size: "ok\n" * (size // 3),
+    "silenced": lambda size: "x ... Testing against Django installed in \n" * (size // 43),
+    "starts": lambda size: ">>>>> Start Test Output n\n" * (size // 26),
+    "ends": lambda size: ">>>>> End Test Output n 0\n" * (size // 26),
+    "traces": lambda size: "+ pytest\n+ pytes " * (size // 17),
+    "testcases": lambda size: "<testcase " + ' name="&amp;" ' * (size // 14),
+}
+
+
+@pytest.mark.parametrize("shape", HOSTILE)
+def test_no_log_takes_more_than_linear_time(shape: str) -> None:
+    """A megabyte of it: a quadratic parser would need hours."""
+    text = HOSTILE[shape](1_000_000)
+    began = time.process_time()
+    for parser in PARSERS:
+        expected = {"parser": parser, "fail_to_pass": ["a"], "pass_to_pass": []}
+        grade(log(text) + f">>>>> Results n\n{text}\n>>>>> End", expected)
+        grade(text, expected, official=True)
+    assert time.process_time() - began < 20
+
+
+def test_a_hundred_megabytes() -> None:
+    """More than a sandbox passes on: a line of 60 MB among a million short ones."""
+    body = "x" * 60_000_000 + "\n" + "some line of output, as usual\n" * 1_400_000
+    text = log(body + "PASSED t.py::a\nPASSED t.py::b")
+    began = time.process_time()
+    assert grade(text, EXPECTED, nonce="n")["resolved"]
+    assert time.process_time() - began < 20
 
 
 def test_the_copy_in_a_task_is_a_program(nano: Path, tmp_path: Path) -> None:
@@ -143,28 +314,17 @@ def test_the_copy_in_a_task_is_a_program(nano: Path, tmp_path: Path) -> None:
 
 
 def test_verdicts_agree_with_the_official_harness() -> None:
-    """Over 107 of its real runs where they are at hand, else over the two kept here."""
+    """Every list of 107 of its real runs where they are at hand, else of the two kept here."""
     path = RUNS if RUNS.is_file() else HERE / "data" / "harness_excerpt.jsonl"
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    judged = 0
-    for run in map(json.loads, text.splitlines()):
-        status = run["report"].get("tests_status")
-        section = SECTION.search(run["test_output"])
-        if not status or not section:
-            continue
-        lists = {key: sum(status[key].values(), []) for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
-        expected = {
-            "parser": "unittest" if run["instance_id"].startswith("django") else "pytest",
-            "fail_to_pass": lists["FAIL_TO_PASS"],
-            "pass_to_pass": lists["PASS_TO_PASS"],
-        }
-        report = grade(log(section.group(1)), expected)
+    runs = [json.loads(line) for line in text.splitlines()]
+    for run in runs:
+        status = run["report"]["tests_status"]
+        lists = {key.lower(): status[key] for key in ("FAIL_TO_PASS", "PASS_TO_PASS")}
+        repo, _ = run["instance_id"].replace("__", "/").rsplit("-", 1)
+        wanted = {key: value["success"] + value["failure"] for key, value in lists.items()}
+        report = grade(run["test_output"], {"parser": parser_of(repo), **wanted}, official=True)
         assert report["resolved"] is run["report"]["resolved"], run["instance_id"]
-        # The official parser loses a test that shares its line with one whose subtests failed.
-        shared = set(re.findall(r"\) \.\.\. (\w+ \([\w.]+\)) \.\.\. ok$", section.group(1), re.M))
-        for key in lists:
-            ours, theirs = set(report[key.lower()]["success"]), set(status[key]["success"])
-            assert theirs <= ours <= theirs | shared, run["instance_id"]
-        judged += 1
-    assert judged >= 2
+        assert {key: report[key] for key in lists} == lists, run["instance_id"]
+    assert len(runs) >= 2

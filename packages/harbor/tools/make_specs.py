@@ -9,18 +9,14 @@ from pathlib import Path
 
 import yaml
 
+from nanoswe_harbor.grader.parsers import parser_of
+
 SPECS = Path(__file__).resolve().parent.parent / "src/nanoswe_harbor/specs"
 VERIFIED = (
     "astropy/astropy django/django matplotlib/matplotlib mwaskom/seaborn pallets/flask psf/requests"
     " pydata/xarray pylint-dev/pylint pytest-dev/pytest scikit-learn/scikit-learn sphinx-doc/sphinx"
     " sympy/sympy"
 ).split()
-PARSERS = {
-    "django/django": "unittest",
-    "sympy/sympy": "sympy",
-    "psf/requests": "pytest-options",
-    "pylint-dev/pylint": "pytest-options",
-}
 DIRECTIVES = {"django/django": "django", "python/mypy": "mypy"}
 DROPPED = {"nano_cpus", "execute_test_as_nonroot", "no_use_env", "env_patches", "versions"}
 LISTS = ("pre_install", "install", "pip_packages", "eval_commands")
@@ -58,7 +54,7 @@ def grouped(repo: str, versions: dict) -> dict:
             kept["test_cmd"] = " && ".join(kept["test_cmd"])
         groups.setdefault(json.dumps(kept, sort_keys=True), []).append(version)
     return {
-        "parser": PARSERS.get(repo, "pytest"),
+        "parser": parser_of(repo),
         "directives": DIRECTIVES.get(repo, "paths"),
         "specs": [{"versions": names, **json.loads(facts)} for facts, names in groups.items()],
     }

@@ -6,6 +6,7 @@ In: arguments. Out: results on stdout (`--json` for machines), progress on stder
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,26 +108,60 @@ def verify_format(folder: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("log", type=click.Path(path_type=Path))
-@click.argument("task", type=click.Path(path_type=Path))
-@click.option("--nonce", help="accept only markers with this nonce")
+@click.argument("log", required=False, type=click.Path(path_type=Path))
+@click.argument("task", required=False, type=click.Path(path_type=Path))
+@click.option("--nonce", help="with LOG TASK: accept only markers with this nonce")
+@click.option("--rows", help="a source of rows whose test lists decide, instead of TASK")
+@click.option("--instance", help="with --rows and --log: the row's id")
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="one log")
+@click.option("--logs", type=click.Path(path_type=Path), help=".jsonl: instance_id, test_output")
 @as_json
-def grade(log: Path, task: Path, nonce: str | None, as_json: bool) -> None:
-    """Judge LOG, the output of run_eval.sh, by the expectations of TASK."""
+def grade(
+    log: Path | None,
+    task: Path | None,
+    nonce: str | None,
+    rows: str | None,
+    instance: str | None,
+    log_file: Path | None,
+    logs: Path | None,
+    as_json: bool,
+) -> None:
+    """Judge LOG, the output of run_eval.sh, by TASK; or recorded logs by rows."""
+    from nanoswe_harbor.sources import read_row
+    from nanoswe_harbor.verdicts import judge, judge_logs, read_log
+
+    if log and task and not (rows or instance or log_file or logs):
+        _grade_task(log, task, nonce, as_json)
+    elif rows and logs and not (log or instance or log_file):
+        _print_verdicts(judge_logs(rows, logs), as_json)
+    elif rows and instance and log_file and not (log or logs):
+        _print_verdicts([judge(read_row(rows, instance), read_log(log_file))], as_json)
+    else:
+        raise click.UsageError(
+            "give LOG TASK, or --rows FILE --instance ID --log FILE, or --rows FILE --logs FILE"
+        )
+
+
+def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:
+    """A line each as they come; exit code 0 when all are resolved."""
+    total = resolved = 0
+    for verdict in verdicts:
+        total, resolved = total + 1, resolved + verdict["resolved"]
+        reason = f" ({verdict['reason']})" if verdict["reason"] else ""
+        line = f"{verdict['instance_id']}: {verdict['outcome']}{reason}"
+        click.echo(json.dumps(verdict) if as_json else line)
+    click.echo(f"{resolved} of {total} resolved", err=True)
+    sys.exit(0 if resolved == total else 1)
+
+
+def _grade_task(log: Path, task: Path, nonce: str | None, as_json: bool) -> None:
     from nanoswe_harbor.grader.grade import grade as grade_log
     from nanoswe_harbor.task import load_task
+    from nanoswe_harbor.verdicts import read_log
 
     loaded = load_task(task)
-    expected: dict[str, Any] = {
-        "parser": loaded.parser,
-        "fail_to_pass": list(loaded.fail_to_pass),
-        "pass_to_pass": list(loaded.pass_to_pass),
-    }
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise HarborError(f"{log}: {error.strerror}; give the log of run_eval.sh") from error
-    report = grade_log(text, expected, nonce=nonce)
+    expected = json.loads((loaded.path / "tests" / "expected.json").read_text(encoding="utf-8"))
+    report = grade_log(read_log(log), expected, nonce=nonce)
     if as_json:
         click.echo(json.dumps(report, indent=1))
     else:

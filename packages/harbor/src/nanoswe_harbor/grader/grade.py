@@ -3,82 +3,184 @@
 
 In: the log of run_eval.sh, tests/expected.json, and the exit code of run_eval.sh if known. Out: a
 report; as a program also exit code 0 (resolved), 1 (not resolved), 2 (could not grade). Only what
-stands between the last pair of markers with the right nonce counts; an absent test did not pass.
-Standard library only; written for Python 3.5 and newer.
+stands between the last markers with the right nonce counts; an absent test did not pass; a result
+file can take credit away, never give it. Standard library only; for Python 3.5 and newer.
 """
 
 import argparse
+import html
 import io
 import json
 import os
 import re
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 if __package__:
     from nanoswe_harbor.grader.parsers import PARSERS
 else:  # a copy in a task's tests/ folder
     from parsers import PARSERS  # type: ignore[no-redef]
 
-END = re.compile(r"^>>>>> End Test Output (\w+) (\d+)$", re.MULTILINE)
-PATCH_FAILED = re.compile(r"^>>>>> Test Patch Failed$", re.MULTILINE)
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+# What the official scripts trace or print before the tests, where they print no start marker.
+OLD_START = re.compile(
+    r"\n>>>>> Applied Patch \(pred\)(?=\n)|\n\+ .*\b(?:pytest|tox|runtests\.py|bin/test)\b"
+)
+REFUSALS = {
+    ">>>>> Patch Apply Failed": "the patch does not apply",
+    ">>>>> Reset Failed": "the test files could not be restored",
+    ">>>>> Tests Errored": "the tests could not be run",
+    ">>>>> Tests Timed Out": "timeout: the tests were cut off",
+}
 TIMEOUT_EXITS = (124, 137)
+CASE = re.compile(r' classname="([^"]*)"| name="([^"]*)"')
+
+Section = NamedTuple(
+    "Section",
+    [
+        ("text", str),  # what the tests printed
+        ("exit_code", Optional[int]),
+        ("reason", str),  # why there is no text
+        ("infra", bool),  # our fault?
+        ("canary", str),
+        ("results", str),  # the runner's own result file
+    ],
+)
 
 
 def grade(
-    log: str, expected: Dict[str, Any], exit_code: Optional[int] = None, nonce: Optional[str] = None
+    log: str,
+    expected: Dict[str, Any],
+    exit_code: Optional[int] = None,
+    nonce: Optional[str] = None,
+    official: bool = False,
 ) -> Dict[str, Any]:
-    """Judge one log. `expected`: parser, fail_to_pass, pass_to_pass. No nonce: any pair."""
-    section, test_exit, reason, infra = _section(log, exit_code, nonce)
-    status = PARSERS[expected["parser"]](section)
+    """Judge one log. `expected`: parser, fail_to_pass, pass_to_pass. `official`: of SWE-bench's."""
+    if "\r" in log:
+        log = log.replace("\r\n", "\n").replace("\r", "\n")
+    section = official_section(log) if official else own_section(log, exit_code, nonce)
+    status = PARSERS[expected["parser"]](section.text)
+    failed = _failed_results(section.results)
     report = {
         "schema": "report/1",
         "resolved": False,
-        "infra": infra,
-        "reason": reason,
-        "exit_code": test_exit,
-        "fail_to_pass": _split(expected["fail_to_pass"], status, ("PASSED",)),
-        # As the official harness does: an expected failure keeps a test that passed before.
-        "pass_to_pass": _split(expected["pass_to_pass"], status, ("PASSED", "XFAIL")),
+        "infra": section.infra,
+        "tamper": False,
+        "reason": section.reason,
+        "exit_code": section.exit_code,
+        "fail_to_pass": _split(expected["fail_to_pass"], status, failed, ("PASSED",), ()),
+        # As the official harnesses do: a test that passed before may be expected to fail, or skip.
+        "pass_to_pass": _split(
+            expected["pass_to_pass"], status, failed, ("PASSED", "XFAIL"), ("SKIPPED",)
+        ),
         "status": status,
     }  # type: Dict[str, Any]
-    if reason:
+    failures = [len(report[key]["failure"]) for key in ("fail_to_pass", "pass_to_pass")]
+    if section.reason:
         return report
-    failures = len(report["fail_to_pass"]["failure"]), len(report["pass_to_pass"]["failure"])
-    report["resolved"] = failures == (0, 0)
+    report["resolved"] = failures == [0, 0]
     if not status:
         report["reason"] = "no test result in the log"
     elif not report["resolved"]:
         report["reason"] = "{} fail-to-pass and {} pass-to-pass tests do not pass".format(*failures)
+    elif section.canary:
+        _heed_canary(section.canary, status, report)
     return report
 
 
-def _section(
-    log: str, exit_code: Optional[int], nonce: Optional[str]
-) -> Tuple[str, Optional[int], str, bool]:
-    """(text between the markers, test command's exit code, why it is unusable, our fault?)"""
-    log = log.replace("\r\n", "\n")
-    ends = [m for m in END.finditer(log) if nonce is None or m.group(1) == nonce]
-    for end in reversed(ends):
-        start = ">>>>> Start Test Output {}\n".format(end.group(1))
-        at = log.rfind(start, 0, end.start())
-        if at >= 0:
-            return log[at + len(start) : end.start()], int(end.group(2)), "", False
-    if PATCH_FAILED.search(log):
-        return "", None, "the test files could not be restored", False
-    if exit_code in TIMEOUT_EXITS:
-        return "", None, "timeout: the tests were cut off", False
-    if ">>>>> Start Test Output" in log:
-        return "", None, "no end marker: the tests were cut off", False
-    return "", None, "no start marker: the tests never began", True
+def own_section(log: str, exit_code: Optional[int], nonce: Optional[str]) -> Section:
+    """What stands between the last markers of run_eval.sh; without a nonce, the last end's."""
+    end = log.rfind("\n{} {}".format(END, nonce + " " if nonce else ""))
+    words = log[end + 1 : end + 200].split("\n", 1)[0].split() if end >= 0 else []
+    if len(words) == 6 and words[5].isdigit():
+        start = "{} {}\n".format(START, words[4])
+        at = log.rfind(start, 0, end + 1)
+        if at == 0 or (at > 0 and log[at - 1] == "\n"):
+            canary = _between("\n" + log[:at], "\n>>>>> Canary {} ".format(words[4]), "\n")
+            results = _between(log[end:], "\n>>>>> Results {}\n".format(words[4]), "\n>>>>> End")
+            text = log[at + len(start) : end + 1]
+            return Section(text, int(words[5]), "", False, canary, results)
+    if "\n>>>>> Test Patch Failed\n" in "\n" + log:
+        reason, infra = "the test files could not be restored", False
+    elif exit_code in TIMEOUT_EXITS:
+        reason, infra = "timeout: the tests were cut off", False
+    elif START in log:
+        reason, infra = "no end marker: the tests were cut off", False
+    else:
+        reason, infra = "no start marker: the tests never began", True
+    return Section("", None, reason, infra, "", "")
 
 
-def _split(
-    tests: List[str], status: Dict[str, str], credit: Tuple[str, ...]
-) -> Dict[str, List[str]]:
-    success = [test for test in tests if status.get(test) in credit]
-    failure = [test for test in tests if status.get(test) not in credit]
+def official_section(log: str) -> Section:
+    """The same of a log that a SWE-bench or SWE-Gym harness wrote, markers without a nonce."""
+    reasons = [reason for marker, reason in REFUSALS.items() if marker in log]
+    start, end = log.rfind(START), log.rfind(END)
+    if START in log and END in log:
+        start = log.rfind(START, 0, end)
+        text = log[start + len(START) : end]
+        reasons += ["no start marker: the tests never began"] if start < 0 else []
+    else:
+        begins = [match.end() - 1 for match in OLD_START.finditer("\n" + log)]
+        text = log[begins[-1] :] if begins else ""
+        reasons += ["no end marker: the tests were cut off"] if START in log else []
+        reasons += [] if begins else ["no start marker: the tests never began"]
+    reason = reasons[0] if reasons else ""
+    return Section("" if reason else text, None, reason, "never began" in reason, "", "")
+
+
+def _between(text: str, opening: str, closing: str) -> str:
+    """What stands between the last opening and the next closing; "" without one of them."""
+    at = text.rfind(opening)
+    end = text.find(closing, at + len(opening)) if at >= 0 else -1
+    return text[at + len(opening) : end] if end >= 0 else ""
+
+
+def _failed_results(results: str) -> List[str]:
+    """The ids, cut as in logs, that the runner's own result file says failed.
+
+    Its lines are `FAILED id`, or pytest's junit tags <testcase …>, <failure, <error.
+    """
+    failed, case = set(), ""
+    for line in results.split("\n"):
+        if line.startswith("<testcase "):
+            parts = [html.unescape(a or b) for a, b in CASE.findall(line)]
+            case = (".".join(parts).split() or [""])[0]
+        elif line in ("<failure", "<error"):
+            failed.add(case)
+        elif line.startswith(("FAILED ", "ERROR ")):
+            failed.add(line.partition(" ")[2])
+    return sorted(failed)
+
+
+def _dotted(test: str) -> str:
+    """A pytest id as its junit class and name: a/b.py::C::t[x] is a.b.C.t[x]."""
+    path, bracket, parameter = test.partition("[")
+    path = path.replace(".py::", "::", 1).replace("::", ".").replace("/", ".")
+    return path + bracket + parameter
+
+
+def _split(tests, status, failed, credit, neither):
+    # type: (List[str], Dict[str, str], List[str], Any, Any) -> Dict[str, List[str]]
+    bad = set(failed)
+    success, failure = [], []  # type: List[str], List[str]
+    for test in tests:
+        word = status.get(test)
+        if word in credit and not (bad and (test in bad or _dotted(test) in bad)):
+            success.append(test)
+        elif word not in neither:
+            failure.append(test)
     return {"success": success, "failure": failure}
+
+
+def _heed_canary(canary: str, status: Dict[str, str], report: Dict[str, Any]) -> None:
+    """No credit where a test that must fail passes, or either canary was not run at all."""
+    passes = [status[test] for test in status if "test_{}_passes".format(canary) in test]
+    fails = [status[test] for test in status if "test_{}_fails".format(canary) in test]
+    if passes == ["PASSED"] and fails in (["FAILED"], ["ERROR"]):
+        return
+    report["resolved"], report["tamper"] = False, "PASSED" in fails
+    report["infra"] = not report["tamper"]
+    report["reason"] = "a test that must fail passes" if report["tamper"] else "no canary result"
 
 
 def main(argv: Optional[List[str]] = None) -> int:

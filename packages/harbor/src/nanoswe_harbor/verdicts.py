@@ -1,0 +1,96 @@
+"""verdicts: recorded logs to verdicts, in the words of the official report.
+
+In: rows of a dataset and logs, one file or a .jsonl(.gz) of `{instance_id, test_output}`. Out: one
+dict a log: instance_id, resolved, outcome, reason, tests_status. A line that cannot be judged gets
+the outcome grader_error and its reason; it never stops the others. Refuses (SourceError) a file
+that cannot be read.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nanoswe_harbor.grader.grade import START, grade
+from nanoswe_harbor.grader.parsers import parser_of
+from nanoswe_harbor.instance import Instance
+from nanoswe_harbor.sources import SourceError, read_rows
+
+NONE_FOUND: dict[str, list[str]] = {"success": [], "failure": []}
+
+
+def read_log(path: Path) -> str:
+    """A log as text; bytes that are not UTF-8 are replaced."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror}; give the log of a test run") from error
+
+
+def judge_logs(rows: str, logs: Path) -> Iterator[dict[str, Any]]:
+    """A verdict for every line of `logs`, by the expectations of `rows`."""
+    instances = {row.instance_id: row for row in read_rows(rows)}
+    try:
+        with gzip.open(logs, "rb") if logs.suffix == ".gz" else logs.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield _judge_line(instances, line, f"{logs}:{number}")
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or f"broken gzip data ({error})"
+        raise SourceError(f"{logs}: {reason}; give a readable .jsonl or .jsonl.gz") from error
+
+
+def judge(row: Instance, log: str) -> dict[str, Any]:
+    """The verdict on one log, whether run_eval.sh or an official harness wrote it."""
+    expected = {
+        "parser": parser_of(row.repo),
+        "fail_to_pass": list(row.fail_to_pass),
+        "pass_to_pass": list(row.pass_to_pass),
+    }
+    ours = f"\n{START} " in f"\n{log}"
+    report = grade(log, expected, official=not ours)
+    return {
+        "instance_id": row.instance_id,
+        "resolved": report["resolved"],
+        "outcome": _outcome(report),
+        "reason": report["reason"],
+        "tests_status": {
+            "FAIL_TO_PASS": report["fail_to_pass"],
+            "PASS_TO_PASS": report["pass_to_pass"],
+        },
+    }
+
+
+def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict[str, Any]:
+    name, reason = "", ""
+    try:
+        record = json.loads(line)
+        name = record["instance_id"]
+        log = record["test_output"] if "test_output" in record else record["log"]
+        if not isinstance(name, str) or not isinstance(log, str):
+            raise TypeError("instance_id and test_output have to be strings")
+        if name in instances:
+            return judge(instances[name], log)
+        reason = f"{where}: the rows have no {name}"
+    except (ValueError, RecursionError) as error:
+        reason = f"{where}: not JSON ({error})"
+    except (KeyError, TypeError) as error:
+        reason = f"{where}: want an object with instance_id and test_output ({error})"
+    return {
+        "instance_id": name,
+        "resolved": False,
+        "outcome": "grader_error",
+        "reason": reason,
+        "tests_status": {"FAIL_TO_PASS": NONE_FOUND, "PASS_TO_PASS": NONE_FOUND},
+    }
+
+
+def _outcome(report: dict[str, Any]) -> str:
+    if report["infra"]:
+        return "grader_error"
+    if report["tamper"]:
+        return "tamper"
+    if report["reason"] == "the patch does not apply":
+        return "patch_rejected"
+    return "resolved" if report["resolved"] else "unresolved"
