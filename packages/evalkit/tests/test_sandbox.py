@@ -7,6 +7,7 @@ import os
 import tarfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,6 +213,47 @@ def test_put_and_get(inside: In) -> None:
         await sandbox.run(["ln", "-s", "/etc/passwd", "out"])
         with pytest.raises(SandboxError, match="leads out"):
             await sandbox.get("/testbed/out")
+
+    inside(body)
+
+
+async def _say(terminal: int, text: str, wanted: str) -> str:
+    """Type into a terminal; what it shows until `wanted` is there."""
+    os.set_blocking(terminal, False)
+    for start in range(0, len(text), 512):  # as a person would, in pieces
+        os.write(terminal, text[start : start + 512].encode())
+    shown, deadline = "", time.monotonic() + 15
+    while wanted not in shown:
+        assert time.monotonic() < deadline, shown
+        await asyncio.sleep(0.02)
+        with suppress(BlockingIOError):
+            shown += os.read(terminal, 65536).decode(errors="replace")
+    return shown
+
+
+def test_a_shell_keeps_its_state_and_commands_run_beside_it(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        async with sandbox.shell() as terminal:
+            await _say(terminal, "cd tests; X=5; echo kept > /tmp/k; echo d''one\n", "done")
+            await _say(terminal, "setsid sleep 916.25 & echo $X$PWD\n", "5/testbed/tests")
+            await _say(terminal, "read -p as''k: A\n", "ask:")
+            await _say(terminal, "line\n", "line")
+            await _say(terminal, "sleep 919; echo $A\n", "sleep 919")
+            await asyncio.sleep(0.3)
+            await _say(terminal, "\x03", "^C")
+            await _say(terminal, "exit\n", "exit")  # a fresh bash comes, and the rest stays
+            await _say(terminal, "X=${X}6; echo f''resh$X; cat /tmp/k\n", "fresh6\r\nkept")
+            done = await sandbox.run(_bash("cat /tmp/k; pwd; cat; exit 3"), stdin=b"\0in")
+            assert (done.stdout, done.exit_code) == (b"kept\n/testbed\n\0in", 3)
+            began = time.monotonic()
+            done = await sandbox.run(_bash("echo 1; sleep 917.25"), timeout_sec=1)
+            assert done.timed_out and done.stdout == b"1\n" and time.monotonic() - began < 8
+            done = await sandbox.run(_bash("sleep 918.25 & echo 2"))
+            assert (done.exit_code, done.stdout, done.timed_out) == (0, b"2\n", False)
+            assert _running("sleep 916.25")  # nothing is killed while the shell is open
+        _wait_gone("sleep 916.25")
+        _wait_gone("sleep 918.25")
+        assert (await sandbox.run(["echo", "alive"])).stdout == b"alive\n"
 
     inside(body)
 

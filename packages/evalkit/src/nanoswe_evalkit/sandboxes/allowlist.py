@@ -14,17 +14,17 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 from nanoswe_evalkit.grading import EVALUATE, EXTRACT
 from nanoswe_evalkit.sandboxes.base import (
-    NO_ENV,
     TIMED_OUT,
     Capture,
+    Command,
     ExecResult,
     Limits,
+    Sandbox,
     SandboxError,
     pump,
 )
@@ -45,13 +45,14 @@ ENV = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 REFUSED = 126
 
 
-class AllowlistSandbox:
+class AllowlistSandbox(Sandbox):
     """A temporary copy of the checkout."""
 
     def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
         if checkout is None:
             raise SandboxError(f"{task.task_id}: allowlist needs a checkout; set tasks.mirror")
-        self.checkout, self.limits, self.workdir = checkout, limits, task.workdir
+        super().__init__(task, checkout, limits)
+        self.source = checkout
         self.scratch: Path | None = None
 
     @staticmethod
@@ -61,36 +62,26 @@ class AllowlistSandbox:
 
     async def start(self) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="nanoswe-allowlist-"))
-        await asyncio.to_thread(
-            shutil.copytree, self.checkout, self.scratch / "tree", symlinks=True
-        )
+        tree = self.scratch / "tree"
+        await asyncio.to_thread(shutil.copytree, self.source, tree, symlinks=True)
 
     async def stop(self) -> None:
         if self.scratch is not None:
             scratch, self.scratch = self.scratch, None
             await asyncio.to_thread(shutil.rmtree, scratch)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] = NO_ENV,
-        cwd: str | None = None,
-        timeout_sec: float | None = None,
-        output_bytes: int | None = None,
-    ) -> ExecResult:
+    async def _run(self, command: Command) -> ExecResult:
         if self.scratch is None:
             raise SandboxError("the sandbox is not started")
         try:
-            command = self._allowed(list(argv))
+            argv = self._allowed(list(command.argv))
         except ValueError as error:
             return ExecResult(REFUSED, f"not allowed here: {error}\n".encode())
-        env = {**ENV, **env, "HOME": str(self.scratch)}
+        env = {**ENV, **command.env, "HOME": str(self.scratch)}
         if "TESTS" in env:
             env["TESTS"] = str(self.scratch / "tests")
         process = await asyncio.create_subprocess_exec(
-            *command,
+            *argv,
             cwd=self.scratch / "tree",
             env=env,
             stdin=asyncio.subprocess.PIPE,
@@ -98,11 +89,11 @@ class AllowlistSandbox:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        capture = Capture(output_bytes or self.limits.output_bytes)
+        capture = Capture(command.output_bytes)
         timed_out = False
         try:
-            async with asyncio.timeout(timeout_sec or self.limits.timeout_sec):
-                await pump(process, stdin, capture)
+            async with asyncio.timeout(command.timeout_sec):
+                await pump(process, command.stdin, capture)
         except TimeoutError:
             timed_out = True
         finally:
@@ -113,11 +104,8 @@ class AllowlistSandbox:
         exit_code = TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
-    async def put(self, tar: bytes, dest: str) -> None:
-        raise SandboxError("allowlist takes no files")
-
-    async def get(self, path: str) -> bytes:
-        raise SandboxError("allowlist gives no files")
+    def shell(self) -> AbstractAsyncContextManager[int]:
+        raise SandboxError("allowlist has no shell; choose bwrap or docker")
 
     def _allowed(self, argv: list[str]) -> list[str]:
         """The command to run instead; ValueError says why not."""
@@ -155,7 +143,7 @@ class AllowlistSandbox:
     def _inside(self, word: str) -> str:
         assert self.scratch is not None
         tree = (self.scratch / "tree").resolve()
-        path = (tree / word.removeprefix(f"{self.workdir}/")).resolve()
+        path = (tree / word.removeprefix(f"{self.task.workdir}/")).resolve()
         if word.startswith("-") or not path.is_relative_to(tree):
             raise ValueError(f"{word!r} is outside the repository")
         if path.is_relative_to(tree / ".git"):

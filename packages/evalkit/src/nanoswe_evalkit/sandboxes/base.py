@@ -9,12 +9,14 @@ import asyncio
 import io
 import posixpath
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_harbor.task import Task
 
 NO_ENV: Mapping[str, str] = {}
 TIMED_OUT = 124
@@ -22,6 +24,10 @@ MIB = 1024 * 1024
 # Scripts for `sh -c`; "$0" is the folder, or the path.
 PUT = 'mkdir -p "$0" && exec tar -xf - --no-same-owner -C "$0"'
 GET = 'exec 2>/dev/null; exec tar -cf - -C "$(dirname "$0")" -- "$(basename "$0")"'
+
+# `exit` leads to a fresh bash in the same terminal, not to the end of what runs beside it.
+SHELL = ("bash", "-c", "while :; do bash -i; done")
+SHELL_ENV = {"TERM": "xterm-256color", "PAGER": "cat", "GIT_PAGER": "cat"}
 
 
 class SandboxError(EvalkitError):
@@ -49,10 +55,44 @@ class ExecResult:
     truncated: bool = False
 
 
-class Sandbox(Protocol):
-    """A place to run commands on one task's repository. One command at a time."""
+@dataclass(frozen=True)
+class Command:
+    """What to run, every default filled in but the folder: None is the work directory."""
 
+    argv: Sequence[str]
+    stdin: bytes
+    env: Mapping[str, str]
+    cwd: str | None
+    timeout_sec: float
+    output_bytes: int
+
+
+class Sandbox(ABC):
+    """A place to run commands on one task's repository.
+
+    What a command leaves running is killed when it ends; while a shell is open, when that is left.
+    """
+
+    def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
+        self.task, self.checkout, self.limits = task, checkout, limits
+
+    @staticmethod
+    @abstractmethod
+    async def probe(work: Path) -> None:
+        """Raise SandboxError unless this kind starts on this machine."""
+
+    @abstractmethod
     async def start(self) -> None: ...
+
+    @abstractmethod
+    async def stop(self) -> None: ...
+
+    @abstractmethod
+    async def _run(self, command: Command) -> ExecResult: ...
+
+    @abstractmethod
+    def shell(self) -> AbstractAsyncContextManager[int]:
+        """A terminal with an interactive bash, as a file descriptor; commands may run beside it."""
 
     async def run(
         self,
@@ -63,13 +103,24 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         timeout_sec: float | None = None,
         output_bytes: int | None = None,
-    ) -> ExecResult: ...
+    ) -> ExecResult:
+        seconds = timeout_sec or self.limits.timeout_sec
+        size = output_bytes or self.limits.output_bytes
+        return await self._run(Command(argv, stdin, env, cwd, seconds, size))
 
-    async def put(self, tar: bytes, dest: str) -> None: ...
+    async def put(self, tar: bytes, dest: str) -> None:
+        check_tar(tar)
+        done = await self.run(["sh", "-c", PUT, dest], stdin=tar)
+        if done.exit_code:
+            raise SandboxError(f"cannot unpack in {dest}: {done.stdout.decode(errors='replace')}")
 
-    async def get(self, path: str) -> bytes: ...
-
-    async def stop(self) -> None: ...
+    async def get(self, path: str) -> bytes:
+        limit = self.limits.file_mb * MIB
+        done = await self.run(["sh", "-c", GET, path], output_bytes=limit)
+        if done.exit_code or done.truncated:
+            raise SandboxError(f"{path}: cannot be read, or is larger than {limit} bytes")
+        check_tar(done.stdout)
+        return done.stdout
 
 
 class Capture:

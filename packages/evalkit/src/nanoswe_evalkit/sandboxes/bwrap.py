@@ -14,27 +14,30 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from nanoswe_evalkit.sandboxes.base import (
-    GET,
     MIB,
-    NO_ENV,
-    PUT,
+    SHELL,
+    SHELL_ENV,
     TIMED_OUT,
     Capture,
+    Command,
     ExecResult,
     Limits,
+    Sandbox,
     SandboxError,
-    check_tar,
     pump,
 )
 from nanoswe_evalkit.sandboxes.bwrap_view import (
     IS_ROOT,
     SLOTS,
     bwrap_path,
+    entrance,
+    environment,
     make_etc,
     options_for,
     uid_of,
@@ -43,20 +46,24 @@ from nanoswe_evalkit.sandboxes.bwrap_view import (
 from nanoswe_harbor.task import Task
 
 WATCH_SEC = 0.2
+GRACE_SEC = 1.0
+START_SEC = 20.0
 OOM_EXIT = 137
 
 _live_slots: set[int] = set()
 
 
-class BwrapSandbox:
+class BwrapSandbox(Sandbox):
     """One task's repository; state lives in the upper layer of an overlay until `stop`."""
 
     def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
         if checkout is None:
             raise SandboxError(f"{task.task_id}: bwrap needs a checkout; set tasks.mirror")
-        self.checkout, self.limits, self.workdir = checkout, limits, task.workdir
+        super().__init__(task, checkout, limits)
+        self.lower = checkout
         self.slot = -1
         self.scratch: Path | None = None
+        self._shell_pid = 0
 
     @staticmethod
     async def probe(work: Path) -> None:
@@ -79,7 +86,7 @@ class BwrapSandbox:
             raise SandboxError(f"{SLOTS} sandboxes are live already; lower eval.concurrency")
         _live_slots.add(self.slot)
         # Beside the checkout, so on its filesystem: inode numbers stay, and git trusts its index.
-        self.scratch = _scratch(self.checkout.parent, self.slot)
+        self.scratch = _scratch(self.lower.parent, self.slot)
 
     async def stop(self) -> None:
         _live_slots.discard(self.slot)
@@ -87,37 +94,12 @@ class BwrapSandbox:
             scratch, self.scratch = self.scratch, None
             await asyncio.to_thread(_remove, scratch)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] = NO_ENV,
-        cwd: str | None = None,
-        timeout_sec: float | None = None,
-        output_bytes: int | None = None,
-    ) -> ExecResult:
+    async def _run(self, command: Command) -> ExecResult:
         if self.scratch is None:
             raise SandboxError("the sandbox is not started")
-        options = options_for(self.checkout, self.scratch, self.workdir, self.limits)
-        options += ["--chdir", cwd or self.workdir]
-        for name, value in env.items():
-            options += ["--setenv", name, value]
-        capture = Capture(output_bytes or self.limits.output_bytes)
-        with _memory_file("") as status, _memory_file("\0".join(options)) as args:
-            command = [bwrap_path(), "--args", str(args), "--json-status-fd", str(status), "--"]
-            spawning = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    *command,
-                    *wrapper(self.slot, self.limits),
-                    *argv,
-                    stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                    pass_fds=(args, status),
-                    start_new_session=True,  # a terminal's Ctrl-C is for the harness alone
-                )
-            )
+        capture, beside = Capture(command.output_bytes), self._shell_pid > 0
+        with _memory_file("") as status:
+            spawning = asyncio.ensure_future(self._spawn(command, status))
             try:
                 process = await asyncio.shield(spawning)
             except asyncio.CancelledError:
@@ -125,42 +107,94 @@ class BwrapSandbox:
                 _kill(process := await spawning)
                 await pump(process, b"", capture)
                 raise
-            seconds = timeout_sec or self.limits.timeout_sec
             memory_bytes = self.limits.memory_mb * MIB
-            cut = await _finish(process, stdin, capture, seconds, memory_bytes)
+            cut = await _finish(process, command, capture, memory_bytes, beside)
             exit_code = cut or _status(status).get("exit-code")
+        if beside and exit_code is None:
+            exit_code = process.returncode
         if exit_code is None:
             raise SandboxError(f"bwrap failed: {capture.value().decode(errors='replace').strip()}")
         return ExecResult(exit_code, capture.value(), cut == TIMED_OUT, capture.dropped > 0)
 
-    async def put(self, tar: bytes, dest: str) -> None:
-        check_tar(tar)
-        if not f"{dest}/".startswith(f"{self.workdir}/"):
-            raise SandboxError(f"{dest}: only {self.workdir} keeps files between commands")
-        done = await self.run(["sh", "-c", PUT, dest], stdin=tar)
-        if done.exit_code:
-            raise SandboxError(f"cannot unpack in {dest}: {done.stdout.decode(errors='replace')}")
+    async def _spawn(
+        self, command: Command, status: int, tty: int | None = None
+    ) -> asyncio.subprocess.Process:
+        """Start a command in a bwrap of its own or, while there is a shell, beside that."""
+        assert self.scratch is not None
+        stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
+        start = partial(
+            asyncio.create_subprocess_exec,
+            env={**environment(), **command.env},
+            stdin=tty or stdin,
+            stdout=tty or asyncio.subprocess.PIPE,
+            stderr=tty or asyncio.subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C is for the harness alone
+        )
+        argv = [*wrapper(self.slot, self.limits), *command.argv]
+        cwd = command.cwd or self.task.workdir
+        if self._shell_pid:
+            with entrance(self._shell_pid) as (enter, fds):
+                return await start(*enter, "env", f"--chdir={cwd}", *argv, pass_fds=fds)
+        options = options_for(self.lower, self.scratch, self.task.workdir, self.limits)
+        with _memory_file("\0".join([*options, "--chdir", cwd])) as args:
+            bwrap = [bwrap_path(), "--args", str(args), "--json-status-fd", str(status), "--"]
+            return await start(*bwrap, *argv, pass_fds=(args, status))
 
-    async def get(self, path: str) -> bytes:
-        limit = self.limits.file_mb * MIB
-        done = await self.run(["sh", "-c", GET, path], output_bytes=limit)
-        if done.exit_code or done.truncated:
-            raise SandboxError(f"{path}: cannot be read, or is larger than {limit} bytes")
-        check_tar(done.stdout)
-        return done.stdout
+    @asynccontextmanager
+    async def shell(self) -> AsyncIterator[int]:
+        command = Command(["setsid", "--ctty", *SHELL], b"", SHELL_ENV, None, 0, 0)
+        terminal, tty = os.openpty()
+        try:
+            with _memory_file("") as status:
+                process = await self._spawn(command, status, tty)
+                os.close(tty)
+                try:
+                    self._shell_pid = await _first_child(process.pid)
+                    loop = await _first_child(self._shell_pid)
+                    watcher = asyncio.ensure_future(self._watch(self._shell_pid, loop))
+                    yield terminal
+                    watcher.cancel()
+                finally:
+                    self._shell_pid = 0
+                    _kill(process)
+                    await process.wait()
+        finally:
+            os.close(terminal)
+
+    async def _watch(self, init: int, loop: int) -> None:
+        """When all in the shell's sandbox use too much memory, end all but its bash."""
+        while True:
+            await asyncio.sleep(WATCH_SEC)
+            if _tree_rss_bytes(init) > self.limits.memory_mb * MIB:
+                for pid in set(_tree(init)) - {init, loop, *_children(loop)[:1]}:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+
+async def _first_child(pid: int) -> int:
+    """Of a process that is about to have one: a sandbox's init, then what that runs."""
+    deadline = asyncio.get_running_loop().time() + START_SEC
+    while not (children := _children(pid)):
+        if asyncio.get_running_loop().time() > deadline:
+            raise SandboxError("no shell started in the sandbox")
+        await asyncio.sleep(0.002)
+    return children[0]
 
 
 async def _finish(
     process: asyncio.subprocess.Process,
-    stdin: bytes,
+    command: Command,
     capture: Capture,
-    timeout_sec: float,
     memory_bytes: int,
+    beside: bool,
 ) -> int | None:
-    """See the process to its end, or end its whole tree; the exit code, if we forced one."""
+    """See the process to its end, or end its whole tree; the exit code, if we forced one.
+
+    Beside a shell, what it left running lives on, and may hold its output open.
+    """
 
     async def watch() -> int:
-        deadline = asyncio.get_running_loop().time() + timeout_sec
+        deadline = asyncio.get_running_loop().time() + command.timeout_sec
         while (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(WATCH_SEC, left))
             if _tree_rss_bytes(process.pid) > memory_bytes:
@@ -168,27 +202,43 @@ async def _finish(
                 return OOM_EXIT
         return TIMED_OUT
 
-    done = asyncio.ensure_future(pump(process, stdin, capture))
+    done = asyncio.ensure_future(pump(process, command.stdin, capture))
+    ended = asyncio.ensure_future(_exited(process)) if beside else done
     watcher = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait((done, watcher), return_when=asyncio.FIRST_COMPLETED)
-        return None if done.done() else watcher.result()
+        await asyncio.wait((ended, watcher), return_when=asyncio.FIRST_COMPLETED)
+        return None if ended.done() else watcher.result()
     finally:
         watcher.cancel()
         if process.returncode is None:
             _kill(process)
-        await done
+        await asyncio.wait((done,), timeout=GRACE_SEC if beside else None)
+        done.cancel()
+
+
+async def _exited(process: asyncio.subprocess.Process) -> None:
+    """asyncio's own wait() waits for the end of the output too."""
+    while process.returncode is None:
+        await asyncio.sleep(0.005)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the sandbox's pid 1: the kernel then kills everything in it before bwrap returns."""
+    """Kill the tree: with the sandbox's pid 1 the kernel kills all in it before bwrap returns."""
     with suppress(ProcessLookupError):
         # Stopped first, so that a bwrap that is just starting can't fork a child we don't see.
         process.send_signal(signal.SIGSTOP)
-        children = _children(process.pid)
-        for pid in children or [process.pid]:
-            os.kill(pid, signal.SIGKILL)
+        for pid in _tree(process.pid)[1:] or [process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.send_signal(signal.SIGCONT)
+
+
+def _tree(pid: int) -> list[int]:
+    """The process and all below it, parents first."""
+    found = [pid]
+    for process in found:
+        found += _children(process)
+    return found
 
 
 def _children(pid: int) -> list[int]:
@@ -208,13 +258,11 @@ def _status(fd: int) -> dict[str, int]:
 
 
 def _tree_rss_bytes(pid: int) -> int:
-    total, page, todo = 0, os.sysconf("SC_PAGE_SIZE"), [pid]
-    while todo:
-        process = todo.pop()
+    total = 0
+    for process in _tree(pid):
         with suppress(OSError):
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * page
-        todo += _children(process)
-    return total
+            total += int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return total * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager

@@ -6,12 +6,15 @@ site-packages, a fresh `/tmp`, and the work directory. Refuses (SandboxError) a 
 bwrap.
 """
 
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +24,7 @@ from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError
 REMEDY = "install the extra nanoswe-evalkit[bwrap] or a system bubblewrap >= 0.11"
 IS_ROOT = os.geteuid() == 0
 SLOTS = 256
+NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 GITCONFIG = "[safe]\n\tdirectory = *\n[user]\n\tname = agent\n\temail = agent@sandbox\n"
 NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 
@@ -68,7 +72,7 @@ def _fixed_options() -> tuple[str, ...]:
     """Everything that is the same for all sandboxes of this process."""
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     options += ["--hostname", "sandbox"]
-    options += ["--die-with-parent", "--new-session", "--clearenv", "--ro-bind", "/usr", "/usr"]
+    options += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
     if IS_ROOT:
         options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -79,7 +83,7 @@ def _fixed_options() -> tuple[str, ...]:
         elif path.exists():
             options += ["--ro-bind", str(path), str(path)]
     options += ["--proc", "/proc", "--dev", "/dev", "--dir", "/root", "--dir", "/home"]
-    prefix, path_var = sys.base_prefix, "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    prefix = sys.base_prefix
     if not prefix.startswith("/usr"):
         # Made by hand, the folders above it are open to an ordinary uid.
         for folder in reversed(Path(prefix).parents[:-1]):
@@ -87,12 +91,40 @@ def _fixed_options() -> tuple[str, ...]:
         # Its site-packages stay out: an installed copy of the fix may lie there.
         site = sysconfig.get_path("purelib", vars={"base": prefix, "platbase": prefix})
         options += ["--ro-bind", prefix, prefix, "--perms", "0755", "--tmpfs", site]
-        path_var = f"{prefix}/bin:{path_var}"
-    env = {"PATH": path_var, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb"}
-    env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent", "TZ": "UTC"}
-    for name, value in env.items():
-        options += ["--setenv", name, value]
     return tuple(options)
+
+
+@cache
+def environment() -> dict[str, str]:
+    path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    if not sys.base_prefix.startswith("/usr"):
+        path = f"{sys.base_prefix}/bin:{path}"
+    env = {"PATH": path, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb"}
+    return env | {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "USER": "agent",
+        "TZ": "UTC",
+    }
+
+
+@contextmanager
+def entrance(pid: int) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+    """What stands before a command that joins the sandbox of `pid`, and descriptors it needs."""
+    join = ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--ipc", "--uts"]
+    if IS_ROOT:
+        yield join, ()
+        return
+    # The mounts belong to the user namespace above the one that a rootless sandbox runs in.
+    inner = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
+    outer = fcntl.ioctl(inner, NS_GET_PARENT)
+    try:
+        keep = "--preserve-credentials"
+        first = [*join, f"--user=/proc/self/fd/{outer}", keep]
+        yield [*first, "nsenter", f"--user=/proc/self/fd/{inner}", keep], (inner, outer)
+    finally:
+        os.close(inner)
+        os.close(outer)
 
 
 def etc_path(folder: Path) -> Path:

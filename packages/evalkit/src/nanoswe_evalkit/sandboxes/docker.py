@@ -10,8 +10,10 @@ import asyncio
 import socket
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,34 +22,38 @@ from docker.utils.socket import frames_iter
 
 import docker
 from nanoswe_evalkit.sandboxes.base import (
-    GET,
     MIB,
-    NO_ENV,
-    PUT,
+    SHELL,
+    SHELL_ENV,
     TIMED_OUT,
     Capture,
+    Command,
     ExecResult,
     Limits,
+    Sandbox,
     SandboxError,
-    check_tar,
 )
 from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
+GRACE_SEC = 2.0
+KILLED = 137
+_threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
 # Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
 # no room for that sleep the shell gives up; the trap then starts it again in the same process.
 IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 
 
-class DockerSandbox:
+class DockerSandbox(Sandbox):
     """One container; files anywhere in it persist until `stop`."""
 
     def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
-        self.task, self.checkout, self.limits = task, checkout, limits
+        super().__init__(task, checkout, limits)
         self._client: Any = None
         self._container: Any = None
         self._creating: asyncio.Future[None] | None = None
+        self._has_shell = False
 
     @staticmethod
     async def probe(work: Path) -> None:
@@ -72,22 +78,12 @@ class DockerSandbox:
         if client is not None:
             await _call(client.close)
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] = NO_ENV,
-        cwd: str | None = None,
-        timeout_sec: float | None = None,
-        output_bytes: int | None = None,
-    ) -> ExecResult:
-        if self._container is None:
-            raise SandboxError("the sandbox is not started")
-        capture = Capture(output_bytes or self.limits.output_bytes)
-        seconds = timeout_sec or self.limits.timeout_sec
-        command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *argv]
-        starting = asyncio.ensure_future(_call(lambda: self._exec(command, env, cwd)))
+    async def _run(self, command: Command) -> ExecResult:
+        capture, seconds = Capture(command.output_bytes), command.timeout_sec
+        argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command.argv]
+        if self._has_shell:  # then this command can't be killed by killing everything
+            argv = ["timeout", "-s", "KILL", str(seconds), *argv]
+        starting = asyncio.ensure_future(self._exec(argv, command.env, command.cwd))
         try:
             exec_id, stream = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -95,44 +91,51 @@ class DockerSandbox:
             await self._kill_all()
             _close(stream)
             raise
+        sock = stream._sock
         pump = asyncio.gather(
-            asyncio.to_thread(_send, stream, stdin), asyncio.to_thread(_receive, stream, capture)
+            _thread(_send, stream, command.stdin), _thread(_receive, stream, capture)
         )
         ended = asyncio.ensure_future(self._ended(exec_id))
+        began = time.monotonic()
         try:
-            done, _ = await asyncio.wait((ended,), timeout=seconds)
+            done, _ = await asyncio.wait((ended,), timeout=seconds + GRACE_SEC * self._has_shell)
         finally:
             ended.cancel()
-            # Also ends what the command left running, and with it the stream that `pump` reads.
-            await asyncio.shield(self._kill_all())
+            if self._has_shell:
+                await asyncio.wait((pump,), timeout=GRACE_SEC)
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            else:
+                # Also ends what the command left running, and the stream that `pump` reads.
+                await asyncio.shield(self._kill_all())
             await pump
-        exit_code = ended.result() if done else TIMED_OUT
-        return ExecResult(exit_code, capture.value(), not done, capture.dropped > 0)
+        cut = self._has_shell and time.monotonic() - began >= seconds
+        timed_out = not done or (cut and ended.result() == KILLED)
+        exit_code = TIMED_OUT if timed_out else ended.result()
+        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
-    def _exec(self, command: list[str], env: Mapping[str, str], cwd: str | None) -> tuple[str, Any]:
+    @asynccontextmanager
+    async def shell(self) -> AsyncIterator[int]:
+        _, terminal = await self._exec(SHELL, SHELL_ENV, None, tty=True)
+        self._has_shell = True
+        try:
+            yield terminal._sock.fileno()
+        finally:
+            self._has_shell = False
+            await asyncio.shield(self._kill_all())
+            _close(terminal)
+
+    async def _exec(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, tty: bool = False
+    ) -> tuple[str, Any]:
         """Start a command. (its id, its socket)"""
-        created = self._client.api.exec_create(
-            self._container.id,
-            command,
-            stdin=True,
-            environment=dict(env),
-            workdir=cwd or self.task.workdir,
-        )
-        return created["Id"], self._client.api.exec_start(created["Id"], socket=True)
-
-    async def put(self, tar: bytes, dest: str) -> None:
-        check_tar(tar)
-        done = await self.run(["sh", "-c", PUT, dest], stdin=tar, cwd="/")
-        if done.exit_code:
-            raise SandboxError(f"cannot unpack in {dest}: {done.stdout.decode(errors='replace')}")
-
-    async def get(self, path: str) -> bytes:
-        limit = self.limits.file_mb * MIB
-        done = await self.run(["sh", "-c", GET, path], cwd="/", output_bytes=limit)
-        if done.exit_code or done.truncated:
-            raise SandboxError(f"{path}: cannot be read, or is larger than {limit} bytes")
-        check_tar(done.stdout)
-        return done.stdout
+        if self._container is None:
+            raise SandboxError("the sandbox is not started")
+        api, options = self._client.api, {"environment": dict(env), "stdin": True, "tty": tty}
+        options["workdir"] = cwd or self.task.workdir
+        created = await _call(lambda: api.exec_create(self._container.id, argv, **options))
+        exec_id = created["Id"]
+        return exec_id, await _call(lambda: api.exec_start(exec_id, socket=True, tty=tty))
 
     async def _ended(self, exec_id: str) -> int:
         pause_sec = 0.005
@@ -178,10 +181,15 @@ class DockerSandbox:
                 self._container.put_archive(workdir, file)
 
 
+async def _thread(function: Callable[..., T], *args: Any) -> T:
+    """asyncio's own pool has as few as five threads, and each command here holds two."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
+
+
 async def _call(function: Callable[[], T]) -> T:
     """Run a blocking SDK call in a thread; its errors are ours."""
     try:
-        return await asyncio.to_thread(function)
+        return await _thread(function)
     except NotFound:
         raise
     except (APIError, DockerException, OSError) as error:
