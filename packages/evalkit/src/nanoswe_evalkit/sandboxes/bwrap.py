@@ -43,6 +43,7 @@ from nanoswe_evalkit.sandboxes.bwrap_view import (
     uid_of,
     wrapper,
 )
+from nanoswe_evalkit.sandboxes.processes import children, exited, kill, tree, tree_rss_bytes
 from nanoswe_harbor.task import Task
 
 WATCH_SEC = 0.2
@@ -104,7 +105,7 @@ class BwrapSandbox(Sandbox):
                 process = await asyncio.shield(spawning)
             except asyncio.CancelledError:
                 # asyncio would kill bwrap alone, whose half-made child then waits for it forever.
-                _kill(process := await spawning)
+                kill(process := await spawning)
                 await pump(process, b"", capture)
                 raise
             memory_bytes = self.limits.memory_mb * MIB
@@ -156,7 +157,7 @@ class BwrapSandbox(Sandbox):
                     watcher.cancel()
                 finally:
                     self._shell_pid = 0
-                    _kill(process)
+                    kill(process)
                     await process.wait()
         finally:
             os.close(terminal)
@@ -165,8 +166,8 @@ class BwrapSandbox(Sandbox):
         """When all in the shell's sandbox use too much memory, end all but its bash."""
         while True:
             await asyncio.sleep(WATCH_SEC)
-            if _tree_rss_bytes(init) > self.limits.memory_mb * MIB:
-                for pid in set(_tree(init)) - {init, loop, *_children(loop)[:1]}:
+            if tree_rss_bytes(init) > self.limits.memory_mb * MIB:
+                for pid in set(tree(init)) - {init, loop, *children(loop)[:1]}:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
 
@@ -174,11 +175,11 @@ class BwrapSandbox(Sandbox):
 async def _first_child(pid: int) -> int:
     """Of a process that is about to have one: a sandbox's init, then what that runs."""
     deadline = asyncio.get_running_loop().time() + START_SEC
-    while not (children := _children(pid)):
+    while not (found := children(pid)):
         if asyncio.get_running_loop().time() > deadline:
             raise SandboxError("no shell started in the sandbox")
         await asyncio.sleep(0.002)
-    return children[0]
+    return found[0]
 
 
 async def _finish(
@@ -197,13 +198,13 @@ async def _finish(
         deadline = asyncio.get_running_loop().time() + command.timeout_sec
         while (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(WATCH_SEC, left))
-            if _tree_rss_bytes(process.pid) > memory_bytes:
+            if tree_rss_bytes(process.pid) > memory_bytes:
                 capture.feed(f"\n[killed: more than {memory_bytes} bytes of memory]\n".encode())
                 return OOM_EXIT
         return TIMED_OUT
 
     done = asyncio.ensure_future(pump(process, command.stdin, capture))
-    ended = asyncio.ensure_future(_exited(process)) if beside else done
+    ended = asyncio.ensure_future(exited(process)) if beside else done
     watcher = asyncio.ensure_future(watch())
     try:
         await asyncio.wait((ended, watcher), return_when=asyncio.FIRST_COMPLETED)
@@ -211,42 +212,9 @@ async def _finish(
     finally:
         watcher.cancel()
         if process.returncode is None:
-            _kill(process)
+            kill(process)
         await asyncio.wait((done,), timeout=GRACE_SEC if beside else None)
         done.cancel()
-
-
-async def _exited(process: asyncio.subprocess.Process) -> None:
-    """asyncio's own wait() waits for the end of the output too."""
-    while process.returncode is None:
-        await asyncio.sleep(0.005)
-
-
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """Kill the tree: with the sandbox's pid 1 the kernel kills all in it before bwrap returns."""
-    with suppress(ProcessLookupError):
-        # Stopped first, so that a bwrap that is just starting can't fork a child we don't see.
-        process.send_signal(signal.SIGSTOP)
-        for pid in _tree(process.pid)[1:] or [process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.send_signal(signal.SIGCONT)
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and all below it, parents first."""
-    found = [pid]
-    for process in found:
-        found += _children(process)
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
-    return found
 
 
 def _status(fd: int) -> dict[str, int]:
@@ -255,14 +223,6 @@ def _status(fd: int) -> dict[str, int]:
         with suppress(ValueError):  # the last line may still be half-written
             merged.update(json.loads(line))
     return merged
-
-
-def _tree_rss_bytes(pid: int) -> int:
-    total = 0
-    for process in _tree(pid):
-        with suppress(OSError):
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    return total * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
