@@ -1,5 +1,5 @@
-"""Engines by name. In: a spec, `name[:argument]` or `import.path:Class[:argument]`. Out: an Engine
-for a model folder.
+"""Engines by name. In: a spec: the URL of a vLLM or SGLang server, `name[:argument]`, or
+`import.path:Class[:argument]`. Out: an Engine for a model folder.
 
 A class that is to be named here has `from_spec(argument, model)`. Refuses (EngineError) a name that
 leads nowhere.
@@ -11,12 +11,16 @@ from pathlib import Path
 from nanoswe_proxy.engine.base import Engine
 from nanoswe_proxy.errors import EngineError
 
-ENGINES = {"scripted": "nanoswe_proxy.engine.scripted:ScriptedEngine"}
+ENGINES = {
+    "remote": "nanoswe_proxy.engine.remote:RemoteEngine",
+    "scripted": "nanoswe_proxy.engine.scripted:ScriptedEngine",
+}
 
 
 def load_engine(spec: str, model: Path) -> Engine:
     """The engine that `spec` names."""
-    name, _, argument = spec.partition(":")
+    named = f"remote:{spec}" if spec.startswith(("http://", "https://")) else spec
+    name, _, argument = named.partition(":")
     target = ENGINES.get(name)
     if target is None:
         class_name, _, argument = argument.partition(":")

@@ -33,6 +33,7 @@ class Script:
     close: bool = True
     split_seed: int | None = None
     delay_sec: float = 0.0
+    token_delay_sec: float = 0.0
     bump_after: int | None = None
     fail_after: int | None = None
 
@@ -56,6 +57,7 @@ class ScriptedEngine:
     def __init__(self, model: Path | str, scripts: Scripts, *, max_context: int = 8192) -> None:
         self.tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
         self.scripts, self.max_context = scripts, max_context
+        self._added = frozenset(self.tokenizer.get_added_tokens_decoder())
         self.version = 0
         self.log: list[Logged] = []
         self.released: list[str] = []
@@ -79,6 +81,8 @@ class ScriptedEngine:
                 raise EngineError("scripted failure")
             if n == script.bump_after:
                 self.version += 1
+            if script.token_delay_sec:
+                await asyncio.sleep(script.token_delay_sec)
             entry.sampled.append(Sampled(token, -(1 + token % 7) / 8, self.version))
             yield entry.sampled[-1]
             if token in sampling.stop_ids:
@@ -86,7 +90,7 @@ class ScriptedEngine:
 
     async def release(self, session: str) -> None:
         self.released.append(session)
-        del self._calls[session]
+        self._calls.pop(session, None)
 
     def _script(self, session: str, ids: Sequence[int], sampling: Sampling) -> Script:
         n = self._calls[session]
@@ -116,7 +120,4 @@ class ScriptedEngine:
         text = self.tokenizer.decode([token], skip_special_tokens=False)
         pieces = [i for c in text for i in self.tokenizer.encode(c, add_special_tokens=False).ids]
         spelled = self.tokenizer.decode(pieces, skip_special_tokens=False) == text
-        return pieces if spelled and token not in self._added() else [token]
-
-    def _added(self) -> set[int]:
-        return set(self.tokenizer.get_added_tokens_decoder())
+        return pieces if spelled and token not in self._added else [token]

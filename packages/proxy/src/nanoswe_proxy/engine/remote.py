@@ -1,0 +1,186 @@
+"""Inference servers over HTTP: token ids in, ids and logprobs out, token by token.
+
+In: a server's URL. vLLM: `/inference/v1/generate` where it is on (`--enable-scale-out`), else
+`/v1/completions`; SGLang: `/generate`. The KV cache is salted by session and weight version, a
+prompt's shared prefix is serialised once, a client that goes away aborts the request. Out: an
+Engine with `pause` (what is in flight is cut off) and `resume` (with the next version, from the
+tokens it has). Refuses (EngineError) what is no such server, and a token without its logprob.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nanoswe_proxy.engine.base import Sampled, Sampling
+from nanoswe_proxy.engine.upstream import Upstream
+from nanoswe_proxy.errors import EngineError
+
+KEY, TOKENS_PATH = "NANOSWE_ENGINE_KEY", "/inference/v1/generate"
+UNLOGGED = -9999.0  # what servers write for a logprob that is -inf or NaN
+PLAIN = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+Read = tuple[
+    list[tuple[int, float | None]], str
+]  # tokens with logprobs, and why it ended if it did
+
+
+class RemoteEngine:
+    """What the servers share; a subclass says what a request and a chunk look like."""
+
+    path = pause_path = resume_path = ""
+
+    def __init__(self, url: str, key: str, model: str, max_context: int) -> None:
+        self.upstream, self.headers = Upstream(url, key), _headers(key)
+        self.model, self.max_context, self.version = model, max_context, 0
+        self._running = asyncio.Event()
+        self._running.set()
+        self._texts: dict[str, tuple[array[int], bytes]] = {}
+
+    @classmethod
+    def from_spec(cls, argument: str, model: Path) -> "RemoteEngine":
+        """`argument`: the server's URL. Its key, if it wants one, is in NANOSWE_ENGINE_KEY."""
+        url, key = argument.rstrip("/").removesuffix("/v1"), os.environ.get(KEY, "")
+        with httpx.Client(base_url=url, headers=_headers(key), timeout=30) as client:
+            try:
+                card = client.get("/v1/models").raise_for_status().json()["data"][0]
+                kind = SglangEngine if card.get("owned_by") == "sglang" else VllmEngine
+                engine = kind(url, key, card["id"], int(card["max_model_len"]))
+                # 403 or 404 where token generation is off, 400 or 422 for a body without ids
+                if client.post(TOKENS_PATH, json={}).status_code in (400, 422):
+                    engine.path = TOKENS_PATH
+            except (httpx.HTTPError, LookupError, TypeError, ValueError) as error:
+                raise EngineError(f"{url} is no vLLM or SGLang server: {error!r}") from error
+        return engine
+
+    async def generate(
+        self, session: str, ids: Sequence[int], sampling: Sampling
+    ) -> AsyncIterator[Sampled]:
+        got = array("I")
+        while True:
+            await self._running.wait()
+            version, before, finish = self.version, len(got), ""
+            how = {
+                **PLAIN,
+                "temperature": sampling.temperature,
+                "stop_token_ids": list(sampling.stop_ids),
+            }
+            seed = int(_digest(f"{sampling.seed_key}/{before}")[:7], 16)
+            left, salt = sampling.max_tokens - before, f"{_digest(session)}.{version}"
+            head, tail = json.dumps(self._request(how, left, seed, salt)).split('"IDS"')
+            text = self._text(session, array("I", ids) + got)
+            stream = self.upstream.events(self.path, head.encode(), text, tail.encode())
+            async with aclosing(stream) as events:
+                async for event in events:
+                    if event == b"[DONE]":
+                        continue
+                    pairs, finish = self._read(json.loads(event), len(got) - before)
+                    for token, logprob in pairs:
+                        if logprob is None or not logprob > UNLOGGED:
+                            raise EngineError(f"no logprob for sampled token {token}")
+                        got.append(token)
+                        yield Sampled(token, logprob, version)
+            if finish != "abort":
+                return
+            if self._running.is_set():
+                raise EngineError("the server aborted the request")
+
+    async def release(self, session: str) -> None:
+        self._texts.pop(session, None)
+
+    async def pause(self) -> None:
+        """New calls wait. Those in flight are cut off, and go on after `resume`."""
+        self._running.clear()
+        await self._command(self.pause_path, {"mode": "abort"})
+
+    async def resume(self, version: int) -> None:
+        """From here on the weights are those of `version`."""
+        await self._command(self.resume_path, {})
+        self.version = version
+        self._running.set()
+
+    async def _command(self, path: str, body: dict[str, str]) -> None:
+        async with httpx.AsyncClient(headers=self.headers, timeout=600) as client:
+            answer = await client.post(self.upstream.url + path, params=body, json=body)
+        if answer.is_error:
+            raise EngineError(f"{path} answered {answer.status_code}: is VLLM_SERVER_DEV_MODE=1?")
+
+    def _text(self, session: str, ids: "array[int]") -> bytes:
+        """`ids` as JSON numbers; of a prompt that goes on from the session's last, only the rest is
+        written.
+        """
+        held, text = self._texts.get(session, (array("I"), b""))
+        if not text or ids[: len(held)] != held:
+            held, text = array("I"), b""
+        fresh = str(ids[len(held) :].tolist())[1:-1].encode()
+        text = b",".join(t for t in (text, fresh) if t)
+        self._texts[session] = (ids, text)
+        return text
+
+    def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _read(self, event: dict[str, Any], seen: int) -> Read:
+        raise NotImplementedError
+
+
+class VllmEngine(RemoteEngine):
+    """vLLM. To pause it, start it with VLLM_SERVER_DEV_MODE=1; to sample at a temperature other
+    than 1, with `--logprobs-mode processed_logprobs`.
+    """
+
+    path, pause_path, resume_path = "/v1/completions", "/pause", "/resume"
+
+    def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:
+        how |= {"max_tokens": left, "seed": seed, "top_k": 0, "logprobs": 0}
+        common = {"model": self.model, "stream": True, "cache_salt": salt}
+        if self.path == TOKENS_PATH:
+            return {**common, "token_ids": ["IDS"], "sampling_params": {**how, "detokenize": False}}
+        return {**common, **how, "prompt": ["IDS"], "return_tokens_as_token_ids": True}
+
+    def _read(self, event: dict[str, Any], seen: int) -> Read:
+        if not event.get("choices"):
+            raise EngineError(f"vLLM: {event.get('error', event)}")
+        choice = event["choices"][0]
+        logged = choice.get("logprobs") or {"content": []}
+        if "content" in logged:
+            pairs = [(c["token_id"], c["logprob"]) for c in logged["content"]]
+        else:
+            ids = (int(t.removeprefix("token_id:")) for t in logged["tokens"])
+            pairs = list(zip(ids, logged["token_logprobs"], strict=True))
+        return pairs, choice.get("finish_reason") or ""
+
+
+class SglangEngine(RemoteEngine):
+    """SGLang. Its logprobs are those of the sampling distribution by default."""
+
+    path, pause_path, resume_path = "/generate", "/pause_generation", "/continue_generation"
+
+    def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:
+        how |= {"max_new_tokens": left, "sampling_seed": seed, "top_k": -1, "no_stop_trim": True}
+        common = {"stream": True, "return_logprob": True, "extra_key": salt}
+        return {**common, "input_ids": ["IDS"], "sampling_params": how}
+
+    def _read(self, event: dict[str, Any], seen: int) -> Read:
+        if "meta_info" not in event:
+            raise EngineError(f"SGLang: {event.get('error', event)}")
+        meta = event["meta_info"]
+        logged = meta.get("output_token_logprobs") or []
+        # A chunk has all tokens so far, or the new ones: `completion_tokens` tells which.
+        fresh = logged[max(0, seen - meta["completion_tokens"] + len(logged)) :]
+        finish = (meta.get("finish_reason") or {}).get("type", "")
+        return [(int(token), logprob) for logprob, token, *_ in fresh], finish
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
