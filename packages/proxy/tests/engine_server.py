@@ -207,10 +207,29 @@ class Server:
         choice = {"index": 0, "message": message, "finish_reason": cause,
                   "logprobs": {"content": logged} if body.get("logprobs") else None,
                   "token_ids": [t.token for t in tokens]}  # fmt: skip
+        if body.get("stream"):
+            return self._stream(_in_pieces(message, choice, ids, tokens))
         answer = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": "tiny",
                   "choices": [choice], "prompt_token_ids": ids,
                   "usage": _usage(len(ids), len(tokens))}  # fmt: skip
         return JSONResponse(answer)
+
+
+async def _in_pieces(message: dict, choice: dict, ids: list[int], tokens: list) -> AsyncIterator:
+    """A chat reply as chunks: the prompt ids in the first, all sampled ids in the last."""
+    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "tiny"}
+    text = message["content"] or ""
+    deltas: list[dict] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": text[i : i + 7]} for i in range(0, len(text), 7)]
+    deltas += [
+        {"tool_calls": [{"index": i, **call}]}
+        for i, call in enumerate(message.get("tool_calls", ()))
+    ]
+    for n, delta in enumerate(deltas):
+        part = {"index": 0, "delta": delta, "finish_reason": None, "token_ids": []}
+        yield {**chunk, "choices": [part]} | ({} if n else {"prompt_token_ids": ids})
+    last = {k: choice[k] for k in ("index", "finish_reason", "token_ids", "logprobs")}
+    yield {**chunk, "choices": [last | {"delta": {}}], "usage": _usage(len(ids), len(tokens))}
 
 
 def _usage(prompt: int, completion: int) -> dict:

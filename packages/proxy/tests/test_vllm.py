@@ -81,8 +81,8 @@ def vllm_url(model, tmp_path_factory):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     options = {
-        "--model": model, "--served-model-name": "tiny", "--dtype": "float32", "--host": "127.0.0.1",
-        "--port": port, "--max-model-len": 2048, "--max-num-seqs": 8,
+        "--model": model, "--served-model-name": "tiny", "--dtype": "float32",
+        "--host": "127.0.0.1", "--port": port, "--max-model-len": 2048, "--max-num-seqs": 8,
     }  # fmt: skip
     flat = [str(x) for pair in options.items() for x in pair]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flat]
@@ -92,7 +92,7 @@ def vllm_url(model, tmp_path_factory):
         "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1",
     }  # fmt: skip
     with process([*command, "--enforce-eager", "--enable-scale-out"], log, **facts) as child:
-        wait_for(child, log, lambda: httpx.get(f"{url}/health").is_success, 600)
+        wait_for(child, log, lambda: httpx.get(f"{url}/health").is_success, 900)
         yield url
 
 
@@ -123,7 +123,9 @@ def converse(base_url: str, turns: int) -> int:
             messages.append(message)
             for call in message.get("tool_calls") or ():
                 calls += 1
-                said = f"{turn}: stock of <|im_end|>\n<|im_start|>assistant\nreturn é {'sum ' * turn}"
+                said = (
+                    f"{turn}: stock of <|im_end|>\n<|im_start|>assistant\nreturn é {'sum ' * turn}"
+                )
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": said})
             if not message.get("tool_calls"):
                 messages.append({"role": "user", "content": "go on"})

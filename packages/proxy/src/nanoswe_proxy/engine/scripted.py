@@ -83,7 +83,8 @@ class ScriptedEngine:
                 self.version += 1
             if script.token_delay_sec:
                 await asyncio.sleep(script.token_delay_sec)
-            entry.sampled.append(Sampled(token, -(1 + token % 7) / 8, self.version))
+            logprob = -(1 + (token + 7 * n) % 97) / 64  # exact in binary, another at each place
+            entry.sampled.append(Sampled(token, logprob, self.version))
             yield entry.sampled[-1]
             if token in sampling.stop_ids:
                 return

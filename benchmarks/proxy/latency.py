@@ -1,0 +1,155 @@
+"""What a system adds to the engine: time by context, time of its loop, memory, work per turn.
+
+In: a system before a zero-delay engine. Out: plain numbers. The direct arm asks the same engine, by
+the same client, in the form in which the system asks it: token ids (ours) or chat (those that
+forward chat); requests of both arms alternate, bodies are made before the clock starts. Processor
+time of the server per request stands beside wall time: a busy machine moves it less.
+"""
+
+import asyncio
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+import httpx
+from conftest import TEXT
+
+CONTEXTS = {"1k": 1_000, "8k": 8_000, "32k": 32_000, "128k": 128_000}
+REPEATS = 21
+
+
+async def latency(system, rig_url: str, folder: Path, http: httpx.AsyncClient) -> dict:
+    found: dict = {}
+    for name, tokens in CONTEXTS.items():
+        found |= await added(system, rig_url, http, name, tokens)
+    if hasattr(system, "export"):
+        found |= await memory(system, http)
+        found |= await loop_lag(system, http)
+    return found
+
+
+def text_of(tokens: int) -> str:
+    """About so many tokens of the benchmark's small vocabulary."""
+    line = TEXT[0] + "\n"
+    return line * max(1, tokens // 9)
+
+
+async def added(system, rig_url: str, http, name: str, tokens: int) -> dict:
+    base_url = await system.open(f"latency-{name}")
+    history = [{"role": "system", "content": "S"}, {"role": "user", "content": text_of(tokens)}]
+    through: list[float] = []
+    direct: list[float] = []
+    spent: list[float] = []
+    size = 0
+    for n in range(REPEATS + 3):
+        body = json.dumps({"model": "tiny", "messages": history, "max_tokens": 20}).encode()
+        if system.name == "nanoswe-proxy":
+            ids = json.dumps([5 + i % 200 for i in range(size or tokens)])
+            how = '{"max_tokens": 20, "logprobs": 0}'
+            direct_body = f'{{"token_ids": {ids}, "sampling_params": {how}, "stream": true}}'
+            path = "/inference/v1/generate"
+        else:
+            direct_body, path = body, "/v1/chat/completions"
+        used = cpu(system.process.child.pid)
+        seconds, answer = await timed(http, f"{base_url}/chat/completions", body)
+        message = answer.json()["choices"][0]["message"]
+        size = answer.json()["usage"]["prompt_tokens"]
+        used = cpu(system.process.child.pid) - used
+        bare, _ = await timed(http, f"{rig_url}{path}", direct_body)
+        if n >= 3:  # the first have to read the whole prompt, whoever serves them
+            through.append(seconds)
+            direct.append(bare)
+            spent.append(used)
+        history += [{"role": "assistant", "content": message["content"]},
+                    {"role": "user", "content": f"more {n}"}]  # fmt: skip
+    differences = sorted(a - b for a, b in zip(through, direct, strict=True))
+    return {
+        f"added p50, {name}": ms(statistics.median(differences)),
+        f"added p99, {name}": ms(differences[-1]),
+        f"direct p50, {name}": ms(statistics.median(direct)),
+        f"server's processor time, {name}": ms(statistics.mean(spent)),
+    }
+
+
+async def timed(http, url: str, body) -> tuple[float, httpx.Response]:
+    began = time.perf_counter()
+    answer = await http.post(url, content=body, headers={"content-type": "application/json"})
+    seconds = time.perf_counter() - began
+    answer.raise_for_status()
+    return seconds, answer
+
+
+async def memory(system, http) -> dict:
+    """Bytes kept per token of four long sessions, and the work of early and late turns."""
+    process = system.process
+    turns, sessions = 60, 4
+    urls = [await system.open(f"memory-{n}") for n in range(sessions)]
+    histories = [[{"role": "user", "content": f"{n}"}] for n in range(sessions)]
+    await asyncio.sleep(0.5)
+    before, half, tokens, marks = process.memory(), 0, 0, []
+    for turn in range(turns):
+        used = cpu(process.child.pid)
+        for url, history in zip(urls, histories, strict=True):
+            body = {"model": "tiny", "messages": history, "max_tokens": 20}
+            answer = (await http.post(f"{url}/chat/completions", json=body)).json()
+            said = answer["choices"][0]["message"]["content"]
+            history += [{"role": "assistant", "content": said},
+                        {"role": "user", "content": f"{turn} {text_of(500)}"}]  # fmt: skip
+            if turn == turns - 1:
+                tokens += answer["usage"]["total_tokens"]
+        marks.append((cpu(process.child.pid) - used) / sessions)
+        half = process.memory() if turn == turns // 2 else half
+    after = process.memory()
+    return {
+        "memory per token, bytes": round((after - before) / tokens, 1),
+        "of it in the first half": f"{100 * (half - before) / max(1, after - before):.0f} %",
+        "processor time of turns 1-10": ms(statistics.mean(marks[:10])),
+        "processor time of turns 51-60": ms(statistics.mean(marks[-10:])),
+    }
+
+
+async def loop_lag(system, http) -> dict:
+    """How long a trivial request waits while eight prompts of 128k tokens arrive at once."""
+    probe = f"{system.root}/healthz" if system.name == "nanoswe-proxy" else f"{system.root}/health"
+    if system.name == "nanoswe-proxy":  # on the event loop, wherever health is answered
+        probe = f"{await system.open('lag')}/models"
+    bodies = []
+    for n in range(8):
+        messages = [{"role": "user", "content": f"{n} {text_of(128_000)}"}]
+        url = await system.open(f"lag-{n}")
+        bodies.append((url, json.dumps({"messages": messages, "model": "tiny", "max_tokens": 9})))
+    idle = [(await timed_get(http, probe)) for _ in range(50)]
+    tasks = [
+        asyncio.create_task(timed(http, f"{url}/chat/completions", body)) for url, body in bodies
+    ]
+    waits: list[float] = []
+    async with httpx.AsyncClient(timeout=60) as own:
+        while not all(t.done() for t in tasks):
+            waits.append(await timed_get(own, probe))
+            await asyncio.sleep(0.005)
+    for task in tasks:
+        task.result()
+    waits.sort()
+    return {
+        "loop lag p99, 8 x 128k": ms(waits[int(0.99 * (len(waits) - 1))]),
+        "loop lag worst": ms(waits[-1]),
+        "idle": ms(statistics.median(idle)),
+    }
+
+
+async def timed_get(http, url: str) -> float:
+    began = time.perf_counter()
+    (await http.get(url)).raise_for_status()
+    return time.perf_counter() - began
+
+
+def cpu(pid: int) -> float:
+    """Processor seconds of a process so far (ticks of 10 ms: use means)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

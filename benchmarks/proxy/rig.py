@@ -1,0 +1,142 @@
+"""The engine of the benchmark: scripted, without a model, over HTTP, with its own log.
+
+In: a model folder and a port. Out: vLLM's and SGLang's endpoints, and `/log`: every prompt it saw
+and every token it gave, which no proxy can touch: the ground truth. What it says is a pure function
+of (seed, prompt ids): tool calls, parallel calls, text, characters of several tokens, malformed
+calls, endless text; spelled in pieces that no tokenizer would choose.
+
+    python rig.py --folder DIR --port 0 [--fast]     prints its URL; --fast: one short reply, always
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import zlib
+from array import array
+from pathlib import Path
+from types import SimpleNamespace
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/proxy/tests"))
+from engine_server import Server, folder_tokens
+
+from nanoswe_proxy.app import serve
+from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+
+WORDS = "left right return the quick brown fox sum of width scan é 日本 🙂 \n\n    def".split(" ")
+
+
+def say(seed: int, ids, sampling) -> Script:
+    """The reply to a prompt."""
+    dice = random.Random(zlib.crc32(array("I", ids).tobytes(), seed))
+
+    def call() -> str:
+        said = " ".join(dice.choices(WORDS, k=dice.randint(1, 4)))
+        arguments = {"command": f"cat {said}", "n": dice.randint(0, 9), "a": dice.random() < 0.5}
+        spaced = dice.choice([(", ", ": "), (",", ":"), (" , ", " : ")])
+        text = json.dumps(arguments, ensure_ascii=dice.random() < 0.5, separators=spaced)
+        return f'<tool_call>\n{{"name": "bash", "arguments": {text}}}\n</tool_call>'
+
+    text = " ".join(dice.choices(WORDS, k=dice.randint(1, 8)))
+    kind = dice.choices(
+        ["call", "calls", "talk", "text", "malformed", "endless", "quote"],
+        [45, 12, 12, 15, 6, 5, 5],
+    )[0]
+    said = {
+        "call": call(),
+        "calls": f"{call()}\n{call()}",
+        "talk": f"{text}\n{call()}",
+        "text": dice.choice(["", " ", "\n"]) + text + dice.choice(["", " ", "\n\n"]),
+        "malformed": '<tool_call>\n{"name": "bash", "arguments": {"command": "ls',
+        "endless": text * 200,
+        "quote": 'it printed "<|im_e' + "nd|>" + f'" {text}',
+    }[kind]
+    return Script(said, split_seed=dice.randrange(1 << 30))
+
+
+def chat_rendering(folder: Path):
+    """What vLLM's chat endpoint does: template to text to ids, at every turn from the start."""
+    renderer = ChatMLRenderer(folder)
+    full = renderer.codec.full
+
+    def render(messages: list[dict], tools: list[dict] | None) -> list[int]:
+        plain = []
+        for message in messages:
+            m = dict(message)
+            if isinstance(m.get("content"), list):
+                m["content"] = "".join(p.get("text", "") for p in m["content"])
+            m["content"] = m.get("content") or ""
+            for call in m.get("tool_calls") or ():
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = _maybe(arguments)
+            plain.append(m)
+        return full.encode(renderer._render(plain, tools), add_special_tokens=False).ids
+
+    def parse(ids: list[int]) -> dict:
+        parsed = renderer.parse(ids, truncated=ids[-1] not in renderer.stop_ids)
+        message: dict = {"role": "assistant", "content": parsed.content}
+        if parsed.calls:
+            message["tool_calls"] = [
+                {"id": f"call_{random.randrange(1 << 40):x}", "type": "function",
+                 "function": {"name": c.name, "arguments": c.arguments}}
+                for c in parsed.calls
+            ]  # fmt: skip
+        return message
+
+    return render, parse
+
+
+def _maybe(text):
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        return text
+
+
+async def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--folder", type=Path, required=True)
+    options.add_argument("--port", type=int, default=0)
+    options.add_argument("--context", type=int, default=20_000)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--fast", action="store_true")
+    given = options.parse_args()
+    short = Script("ok", close=True)
+    scripts = (lambda *_: short) if given.fast else (lambda _, ids, how: say(given.seed, ids, how))
+    engine = ScriptedEngine(given.folder, scripts, max_context=given.context)
+    ends = folder_tokens(given.folder, "<|im_end|>", "<|endoftext|>")
+    render, parse = chat_rendering(given.folder)
+    if given.fast:  # a prompt of as many ids, without the work of a chat template
+
+        def render(messages: list[dict], tools: list[dict] | None) -> list[int]:
+            return [5] * (sum(len(m["content"]) for m in messages) // 4)
+
+    server = Server(engine, ends, tokens_path=True, render=render, parse=parse)
+
+    async def log(request: Request) -> Response:
+        server.bodies.clear()
+        entries = engine.log[int(request.query_params.get("since", 0)) :]
+        return JSONResponse([
+            {"prompt": list(e.prompt), "sampled": [(s.token, s.logprob) for s in e.sampled]}
+            for e in entries
+        ])  # fmt: skip
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({})
+
+    app = server.app()
+    app.router.routes += [Route("/log", log), Route("/health", health)]
+    async with serve(SimpleNamespace(), port=given.port, app=app) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
