@@ -14,11 +14,11 @@ from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
 from nanoswe_evalkit.agents.nop import NopAgent
 from nanoswe_evalkit.agents.oracle import OracleAgent
-from nanoswe_evalkit.grading import sections
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Sandbox
 from nanoswe_evalkit.trial import Trial, from_line, run_trial, seed_of, to_line
+from nanoswe_harbor.grader.policy import sections
 from nanoswe_harbor.task import Task
 
 MODEL = ModelConfig("tiny", temperature=0.5, max_tokens=77, seed=3)
@@ -180,22 +180,52 @@ def test_wrong_fix_is_unresolved(sandboxes: SandboxFactory, task: Task) -> None:
     assert (trial.outcome, trial.reward) == (Outcome.UNRESOLVED, 0.0)
 
 
-@pytest.mark.parametrize("path", ["conftest.py", "tests/conftest.py", "a.pth", "TEST"])
-def test_touching_the_tests_is_tamper(sandboxes: SandboxFactory, task: Task, path: str) -> None:
-    path = task.test_files[0] if path == "TEST" else path
-    trial = _trial(sandboxes, task, BashAgent(f"{_fix(task)}; echo '#' >> {path}"))
-    assert (trial.outcome, trial.reward) == (Outcome.TAMPER, 0.0)
-    assert trial.report is not None and trial.report["dropped"] == [path]
-    assert trial.report["resolved"]  # what the policed patch is worth stays on record
-
-
-@pytest.mark.parametrize("path", ["unittest.py", "argparse/__init__.py", "traceback.py"])
-def test_a_module_that_shadows_the_runner_forges_nothing(
+@pytest.mark.parametrize("path", ["conftest.py", "a.pth", "TEST"])
+def test_touching_the_tests_without_effect_costs_nothing(
     sandboxes: SandboxFactory, task: Task, path: str
 ) -> None:
-    trial = _trial(sandboxes, task, BashAgent(f"mkdir -p $(dirname {path}); echo 1/0 > {path}"))
-    assert (trial.outcome, trial.reward) == (Outcome.TAMPER, 0.0)
+    path = task.test_files[0] if path == "TEST" else path
+    trial = _trial(sandboxes, task, BashAgent(f"{_fix(task)}; echo '#' >> {path}"))
+    assert (trial.outcome, trial.reward) == (Outcome.RESOLVED, 1.0)
     assert trial.report is not None and trial.report["dropped"] == [path]
+    assert trial.report["raw_outcome"] == "resolved"
+
+
+BLIND = "import unittest; unittest.TestCase.assertEqual = lambda *a: None"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "fixed", "raw"),
+    [
+        ("tests/__init__.py", BLIND, False, "resolved"),
+        ("tests/__init__.py", "1/0", True, "unresolved"),
+        ("argparse/__init__.py", "1/0", True, "resolved"),  # it is loaded before
+        ("tests/conftest.py", "1/0", True, "resolved"),  # unittest does not read it
+        ("traceback.py", "1/0", False, "unresolved"),
+    ],
+)
+def test_two_verdicts_that_differ_are_tamper(
+    sandboxes: SandboxFactory, task: Task, path: str, text: str, fixed: bool, raw: str
+) -> None:
+    """The whole patch is run too: what it gains, or breaks, by its test infrastructure shows."""
+    fix = _fix(task) if fixed else "true"
+    trial = _trial(
+        sandboxes, task, BashAgent(f"{fix}; mkdir -p $(dirname {path}); echo '{text}' > {path}")
+    )
+    assert trial.report is not None and trial.report["dropped"] == [path]
+    assert trial.report["raw_outcome"] == raw
+    assert trial.report["resolved"] is fixed  # what the policed patch is worth stays on record
+    same = fixed is (raw == "resolved")
+    assert (trial.outcome is Outcome.TAMPER) is not same
+    assert trial.reward == float(fixed and same)
+
+
+def test_a_runner_that_no_test_can_fail_is_tamper(sandboxes: SandboxFactory, task: Task) -> None:
+    path = sections(_gold(task))[0][0]
+    blind = f"{BLIND}; unittest.TestCase.fail = unittest.TestCase.assertEqual"
+    trial = _trial(sandboxes, task, BashAgent(f"echo '{blind}' >> {path}"))
+    assert (trial.outcome, trial.reward) == (Outcome.TAMPER, 0.0)
+    assert trial.report is not None and "must fail" in trial.report["reason"]
 
 
 def test_commits_hooks_and_config_do_not_hide_the_patch(

@@ -55,9 +55,10 @@ def test_verified_converts_whole_and_twice_the_same(
 
 def test_the_commands_of_real_rows(excerpt: dict[str, Path]) -> None:
     wanted = {
-        "django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+        "django": 'python "$tests/record.py" "$results" '
+        "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
         "sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
-        "psf": "pytest -rA test_requests.py",
+        "psf": 'pytest -rA test_requests.py test_$canary.py --junitxml="$results"\n',
     }
     for owner, command in wanted.items():
         text = (excerpt[owner] / "tests/run_eval.sh").read_text()

@@ -140,8 +140,8 @@ async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, st
 
     async def again(trial: Trial, advance: Callable[[Trial], None]) -> Trial:
         task: Task = tasks[trial.task_id]
-        async with gate, sandboxes.open(task) as sandbox:
-            verdict = await grade_patch(task, trial.patch, sandbox)
+        async with gate:
+            verdict = await grade_patch(task, trial.patch, lambda: sandboxes.open(task))
         advance(trial)
         outcome: Outcome = verdict.outcome
         return replace(trial, outcome=outcome, reward=reward_of(outcome), report=verdict.report)

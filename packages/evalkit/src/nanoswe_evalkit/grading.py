@@ -1,18 +1,16 @@
 """From a stopped agent's sandbox to a verdict, never where the agent was.
 
-In: the agent's sandbox (to extract the patch) and a pristine one (to grade it). Out: the patch, and
-an outcome with its report. Test files and test infrastructure that the gold patch leaves alone are
-dropped from the patch, and touching them is TAMPER. The log is parsed on the host, under a nonce.
+In: the agent's sandbox (to extract the patch) and a way to open pristine ones (to grade it). Out:
+the patch, and an outcome with its report. What harbor's patch policy drops is graded once without
+and once with it: two verdicts that differ are TAMPER. The log is parsed on the host, under a nonce.
 Refuses (PatchError) a work tree that no longer yields a diff.
 """
 
-import fnmatch
 import json
-import posixpath
-import re
 import secrets
-import sys
 import tarfile
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +19,10 @@ from typing import Any
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.sandboxes.base import MIB, Sandbox
 from nanoswe_harbor.grader.grade import grade
+from nanoswe_harbor.grader.policy import police, sections
 from nanoswe_harbor.task import Task
 
+Opened = AbstractAsyncContextManager[Sandbox]
 PATCH_BYTES = 8 * MIB
 LOG_BYTES = 16 * MIB
 # The agent may have written .git/config and hooks: what could run or alter a diff is overridden.
@@ -34,19 +34,17 @@ g() { git -c safe.directory='*' -c core.hooksPath=/dev/null -c core.fsmonitor=fa
 g add -A && g diff --cached --binary --no-renames --no-ext-diff --no-textconv --no-color "$0"
 """
 EXTRACT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+# The nonce travels in a file that run_eval.sh removes: arguments and environments can be read.
 EVALUATE = """
 mkdir -p "$TESTS" && tar -xf - --no-same-owner -C "$TESTS" || exit 1
 if [ -s "$TESTS/model.patch" ] && ! git apply --whitespace=nowarn "$TESTS/model.patch"; then
-  echo ">>>>> Model Patch Failed $NANOSWE_NONCE"; exit 1
+  echo ">>>>> Model Patch Failed $(cat "$TESTS/nonce")"; exit 79
 fi
 exec bash "$TESTS/run_eval.sh"
 """
+REJECTED = 79
 TESTS_DIR = "/tmp/nanoswe-tests"
-NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "expected.json"}
-INFRA_FILES = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "*.pth")
-# Python puts the checkout first on its path: a new module of such a name there replaces the runner
-# or something it imports. `test` is left out: it is a common name and nothing imports it.
-SHADOWED = (sys.stdlib_module_names - {"test"}) | {"pytest", "_pytest", "pluggy"}
+NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
 
 class PatchError(EvalkitError):
@@ -55,7 +53,10 @@ class PatchError(EvalkitError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """`report` is report/1, with `dropped`: the paths that the policy took out of the patch."""
+    """`report` is report/1 with `dropped`, the paths that the policy took out of the patch.
+
+    Where it took any, `raw_outcome` says what the whole patch is worth.
+    """
 
     outcome: Outcome
     report: dict[str, Any] | None
@@ -72,68 +73,44 @@ async def extract_patch(task: Task, sandbox: Sandbox) -> str:
     return done.stdout.decode("utf-8", errors="surrogateescape")
 
 
-async def grade_patch(task: Task, patch: str, sandbox: Sandbox) -> Verdict:
-    """Apply the policed patch to a pristine checkout, run the task's tests, judge the log."""
-    kept, dropped, tampered = police(task, patch)
+async def grade_patch(task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:
+    """The verdict on a patch. `pristine` opens a sandbox on an untouched checkout."""
+    gold = (task.path / "solution" / "gold.patch").read_text(encoding="utf-8", errors="replace")
+    kept, dropped = police(patch, task.test_files, [path for path, _ in sections(gold)])
+    verdict = await _run_tests(task, kept, pristine)
+    if not dropped:
+        return verdict
+    raw = await _run_tests(task, patch, pristine)
+    report = {**(verdict.report or {}), "dropped": dropped, "raw_outcome": str(raw.outcome)}
+    outcomes = verdict.outcome, raw.outcome
+    if Outcome.GRADER_ERROR in outcomes:
+        return Verdict(Outcome.GRADER_ERROR, report)
+    return Verdict(verdict.outcome if len(set(outcomes)) == 1 else Outcome.TAMPER, report)
+
+
+async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:
+    """Apply a patch to a pristine checkout, run the task's tests, judge the log."""
     nonce = secrets.token_hex(8)
-    bundle = _bundle(task.path) + _member("model.patch", kept.encode("utf-8", "surrogateescape"))
-    env = {"TESTS": TESTS_DIR, "NANOSWE_NONCE": nonce}
-    done = await sandbox.run(
-        ["/bin/bash", "-c", EVALUATE],
-        stdin=bundle + END_OF_TAR,
-        env=env,
-        timeout_sec=task.verifier_timeout_sec,
-        output_bytes=LOG_BYTES,
-    )
+    bundle = _bundle(task.path) + _member("nonce", nonce.encode())
+    bundle += _member("model.patch", patch.encode("utf-8", "surrogateescape"))
+    async with pristine() as sandbox:
+        done = await sandbox.run(
+            ["/bin/bash", "-c", EVALUATE],
+            stdin=bundle + END_OF_TAR,
+            env={"TESTS": TESTS_DIR},
+            timeout_sec=task.verifier_timeout_sec,
+            output_bytes=LOG_BYTES,
+        )
     log = done.stdout.decode("utf-8", errors="replace")
-    if f">>>>> Model Patch Failed {nonce}" in log and ">>>>> Start Test Output" not in log:
-        return Verdict(Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:], "dropped": dropped})
+    if done.exit_code == REJECTED and log.endswith(f">>>>> Model Patch Failed {nonce}\n"):
+        return Verdict(Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:], "dropped": []})
     expected = json.loads((task.path / "tests" / "expected.json").read_text(encoding="utf-8"))
-    report = {**grade(log, expected, done.exit_code, nonce), "dropped": dropped}
-    if tampered:
-        return Verdict(Outcome.TAMPER, report)
+    report = {**grade(log, expected, done.exit_code, nonce), "dropped": []}
     if report["infra"]:
         return Verdict(Outcome.GRADER_ERROR, {**report, "log": log[-4000:]})
+    if report["tamper"]:
+        return Verdict(Outcome.TAMPER, report)
     return Verdict(Outcome.RESOLVED if report["resolved"] else Outcome.UNRESOLVED, report)
-
-
-def police(task: Task, patch: str) -> tuple[str, list[str], bool]:
-    """(patch without test files and test infrastructure, what was dropped, is that tampering?)"""
-    gold = (task.path / "solution" / "gold.patch").read_text(encoding="utf-8", errors="replace")
-    allowed = {path for path, _ in sections(gold)}
-    kept, dropped = [], []
-    for path, section in sections(patch):
-        if path not in allowed and (_is_test_path(task, path) or _shadows(path, section)):
-            dropped.append(path)
-        else:
-            kept.append(section)
-    return "".join(kept), dropped, bool(dropped)
-
-
-def sections(patch: str) -> list[tuple[str, str]]:
-    """(path, text) of each file of a git diff; inside one no line starts with `diff --git `."""
-    parts = re.split(r"^(?=diff --git )", patch, flags=re.MULTILINE)
-    found = []
-    for part in parts:
-        if part.startswith("diff --git "):
-            # Without renames both names are equal but for a/ and b/, so each is half of the line.
-            names = part[len("diff --git ") : part.index("\n")]
-            name = names[: len(names) // 2].strip('"')
-            found.append((name.removeprefix("a/"), part))
-    return found
-
-
-def _is_test_path(task: Task, path: str) -> bool:
-    folders = {posixpath.dirname(test) for test in task.test_files} - {""}
-    in_folder = any(path.startswith(f"{folder}/") for folder in folders)
-    is_infra = any(fnmatch.fnmatch(posixpath.basename(path), name) for name in INFRA_FILES)
-    return path in task.test_files or in_folder or is_infra
-
-
-def _shadows(path: str, section: str) -> bool:
-    """Is it a new module that hides one of the test runner's?"""
-    top = path.split("/")[0].split(".")[0]
-    return top in SHADOWED and "\nnew file mode " in section.partition("\n@@")[0]
 
 
 END_OF_TAR = bytes(1024)

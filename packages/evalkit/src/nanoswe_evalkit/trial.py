@@ -93,8 +93,7 @@ async def run_trial(
             verdict = Verdict(Outcome.NO_PATCH, None)
             if patch or grade_empty:
                 with _clock(timings, "grade_sec"):
-                    async with sandboxes.open(task) as pristine:
-                        verdict = await grade_patch(task, patch, pristine)
+                    verdict = await grade_patch(task, patch, lambda: sandboxes.open(task))
     except PatchError as failure:
         verdict, error = Verdict(Outcome.PATCH_REJECTED, None), str(failure)
     except Exception as failure:

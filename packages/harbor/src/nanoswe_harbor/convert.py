@@ -110,6 +110,8 @@ def write_task(instance: Instance, path: Path, source: str) -> str:
         "parser": spec.parser,
         "fail_to_pass": instance.fail_to_pass,
         "pass_to_pass": instance.pass_to_pass,
+        "test_files": files,
+        "gold_files": patched_files(instance.patch),
     }
     contents = {
         "task.toml": _render("task.toml.j2", context),
@@ -131,7 +133,7 @@ def write_task(instance: Instance, path: Path, source: str) -> str:
 @functools.cache
 def _grader_files() -> dict[str, str]:
     folder = resources.files("nanoswe_harbor") / "grader"
-    names = ("grade.py", "parsers.py")
+    names = ("grade.py", "parsers.py", "policy.py", "record.py")
     return {f"tests/{name}": (folder / name).read_text(encoding="utf-8") for name in names}
 
 

@@ -22,6 +22,8 @@ REQUIRED_FILES = (
     "tests/run_eval.sh",
     "tests/grade.py",
     "tests/parsers.py",
+    "tests/policy.py",
+    "tests/record.py",
     "tests/expected.json",
     "tests/test_patch.diff",
     "solution/solve.sh",

@@ -174,9 +174,9 @@ def _split(tests, status, failed, credit, neither):
 
 def _heed_canary(canary: str, status: Dict[str, str], report: Dict[str, Any]) -> None:
     """No credit where a test that must fail passes, or either canary was not run at all."""
-    passes = [status[test] for test in status if "test_{}_passes".format(canary) in test]
-    fails = [status[test] for test in status if "test_{}_fails".format(canary) in test]
-    if passes == ["PASSED"] and fails in (["FAILED"], ["ERROR"]):
+    passes = {status[test] for test in status if "test_{}_passes".format(canary) in test}
+    fails = {status[test] for test in status if "test_{}_fails".format(canary) in test}
+    if passes == {"PASSED"} and fails and fails <= {"FAILED", "ERROR"}:
         return
     report["resolved"], report["tamper"] = False, "PASSED" in fails
     report["infra"] = not report["tamper"]

@@ -1,0 +1,127 @@
+"""policy: what is dropped of a patch, as a function and as the program in a task; and record.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoswe_harbor.grader import policy, record
+from nanoswe_harbor.grader.policy import police, sections
+
+TESTS, GOLD = ["tests/unit/test_a.py", "test_top.py"], ["src/a.py", "setup.cfg"]
+
+
+def change(path: str, mode: str = "") -> str:
+    return f"diff --git a/{path} b/{path}\n{mode}--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-a\n+b\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "kept"),
+    [
+        ("src/a.py", False, True),
+        ("setup.cfg", False, True),  # the gold patch touches it
+        ("pkg/setup.cfg", False, False),
+        ("pyproject.toml", False, False),
+        ("tox.ini", True, False),
+        ("a/b/conftest.py", True, False),
+        ("x.pth", True, False),
+        ("lib/sitecustomize.py", True, False),
+        ("tests/unit/test_a.py", False, False),
+        ("tests/unit/new.py", True, False),
+        ("tests/other/new.py", True, True),
+        ("test_top.py", False, False),
+        ("top_level.py", True, True),
+        ("pytest.py", True, False),
+        ("json/__init__.py", True, False),
+        ("json/__init__.py", False, True),  # the project's own
+        ("src/json.py", True, True),
+        ("test/__init__.py", True, True),
+    ],
+)
+def test_what_is_dropped(path: str, new: bool, kept: bool) -> None:
+    patch = change("src/a.py") + change(path, "new file mode 100644\n" if new else "")
+    text, dropped = police(patch, TESTS, GOLD)
+    assert (text == patch) is kept and dropped == ([] if kept else [path])
+    assert kept or text == change("src/a.py")
+
+
+@given(st.lists(st.sampled_from(["src/a.py", "conftest.py", "b c.txt"]), max_size=6), st.booleans())
+def test_sections_are_the_patch(paths: list[str], newline: bool) -> None:
+    patch = "".join(map(change, paths)).removesuffix("" if newline else "\n")
+    assert "".join(text for _, text in sections(patch)) == patch
+    assert [path for path, _ in sections(patch)] == paths
+
+
+def test_the_program(tmp_path: Path) -> None:
+    for module in (policy, record):
+        (tmp_path / Path(str(module.__file__)).name).write_bytes(
+            Path(str(module.__file__)).read_bytes()
+        )
+    expected = {"test_files": TESTS, "gold_files": GOLD}
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+
+    def run(patch: bytes) -> tuple[int, bytes]:
+        (tmp_path / "in").write_bytes(patch)
+        argv = [sys.executable, "-S", str(tmp_path / "policy.py"), "in", "out"]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, check=False)
+        return done.returncode, (tmp_path / "out").read_bytes()
+
+    odd = change("src/a.py").encode().replace(b"+b", b"+\xff\r\x00")
+    assert run(odd) == (0, odd) and run(b"") == (0, b"")
+    assert run(odd + change("conftest.py").encode()) == (1, odd)
+    (tmp_path / "expected.json").unlink()
+    assert run(odd)[0] == 2
+
+
+def test_the_recorder_changes_nothing_and_records_all(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text('''\
+import unittest
+
+
+class T(unittest.TestCase):
+    def test_a(self):
+        pass
+
+    def test_b(self):
+        """The docstring of b."""
+        self.fail()
+
+    def test_c(self):
+        for i in range(2):
+            with self.subTest(i=i):
+                self.assertEqual(i, 0)
+
+    @unittest.skip("x")
+    def test_d(self):
+        pass
+
+    @unittest.expectedFailure
+    def test_e(self):
+        1 / 0
+''')
+    (tmp_path / "run.py").write_text("import unittest\nunittest.main('test_x')\n")
+    for tail in (["-m", "unittest", "-v", "test_x"], ["run.py", "-v"]):
+        plain = [sys.executable, *tail]
+        watched = [sys.executable, str(record.__file__), "results", *tail]
+        runs = [
+            subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+            for argv in (plain, watched)
+        ]
+        assert runs[0].returncode == runs[1].returncode == 1
+        texts = [run.stderr.split("Ran 5 tests")[0] for run in runs]
+        assert texts[0] == texts[1] and "FAIL: test_b" in texts[0]
+        lines = (tmp_path / "results").read_text().splitlines()
+        words = {line.split("(")[0].strip(): line for line in lines}
+        assert set(words) == {
+            "PASSED test_a",
+            "FAILED test_b",
+            "FAILED The docstring of b.",
+            "FAILED test_c",
+            "SKIPPED test_d",
+            "XFAIL test_e",
+        }
+        (tmp_path / "results").unlink()
