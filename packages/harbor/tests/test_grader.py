@@ -165,6 +165,21 @@ def test_a_result_file_takes_credit_away_and_gives_none() -> None:
     assert not grade(text + results(case), spaced)["resolved"]
 
 
+def test_a_repaired_id_is_its_whole_test_and_no_other() -> None:
+    """Published ids are cut at blanks; where the whole id is known and in the log, it decides."""
+    cut, whole = "t.py::x[a", "t.py::x[a b - c]"
+    text = log(f"PASSED {whole}\nFAILED t.py::x[a other] - boom\nPASSED t.py::b")
+    expected = {"parser": "pytest", "fail_to_pass": [cut], "pass_to_pass": ["t.py::b"]}
+    assert not grade(text, expected)["resolved"]
+    expected["repaired"] = {cut: whole}
+    assert grade(text, expected)["resolved"]
+    failed = text.replace(f"PASSED {whole}", f"FAILED {whole}").replace(
+        "FAILED t.py::x[a o", "PASSED t.py::x[a o"
+    )
+    assert not grade(failed, expected)["resolved"]
+    assert grade(log("PASSED t.py::x[a other]\nPASSED t.py::b"), expected)["resolved"]
+
+
 def test_canaries() -> None:
     """One must fail and one must pass, or nothing is believed."""
     good = "PASSED t.py::a\nPASSED t.py::b\nPASSED x.py::test_canary_1_passes\n"

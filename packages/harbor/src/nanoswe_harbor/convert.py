@@ -29,6 +29,7 @@ from nanoswe_harbor.envspec import (
 from nanoswe_harbor.instance import HarborError, Instance
 from nanoswe_harbor.nano import SPLITS, build, cases
 from nanoswe_harbor.task import package_digest
+from nanoswe_harbor.verdicts import expectations
 
 OnTask = Callable[[str], None]  # told the id of every task written
 
@@ -106,10 +107,7 @@ def write_task(instance: Instance, path: Path, source: str) -> str:
         "command": test_command(spec, instance.test_patch),
     }
     expected = {
-        "schema": "expected/1",
-        "parser": spec.parser,
-        "fail_to_pass": instance.fail_to_pass,
-        "pass_to_pass": instance.pass_to_pass,
+        **expectations(instance, spec.parser),
         "test_files": files,
         "gold_files": patched_files(instance.patch),
     }

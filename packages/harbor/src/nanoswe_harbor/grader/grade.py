@@ -17,9 +17,9 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
 if __package__:
-    from nanoswe_harbor.grader.parsers import PARSERS
+    from nanoswe_harbor.grader.parsers import PARSERS, SUMMARY
 else:  # a copy in a task's tests/ folder
-    from parsers import PARSERS  # type: ignore[no-redef]
+    from parsers import PARSERS, SUMMARY  # type: ignore[no-redef]
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 # What the official scripts trace or print before the tests, where they print no start marker.
@@ -55,11 +55,15 @@ def grade(
     nonce: Optional[str] = None,
     official: bool = False,
 ) -> Dict[str, Any]:
-    """Judge one log. `expected`: parser, fail_to_pass, pass_to_pass. `official`: of SWE-bench's."""
+    """Judge one log. `expected`: parser, fail_to_pass, pass_to_pass, repaired (ids that were cut).
+
+    `official`: an official harness wrote it.
+    """
     if "\r" in log:
         log = log.replace("\r\n", "\n").replace("\r", "\n")
     section = official_section(log) if official else own_section(log, exit_code, nonce)
     status = PARSERS[expected["parser"]](section.text)
+    judged = dict(status, **_whole(section.text, expected.get("repaired", {})))
     failed = _failed_results(section.results)
     report = {
         "schema": "report/1",
@@ -68,10 +72,10 @@ def grade(
         "tamper": False,
         "reason": section.reason,
         "exit_code": section.exit_code,
-        "fail_to_pass": _split(expected["fail_to_pass"], status, failed, ("PASSED",), ()),
+        "fail_to_pass": _split(expected["fail_to_pass"], judged, failed, ("PASSED",), ()),
         # As the official harnesses do: a test that passed before may be expected to fail, or skip.
         "pass_to_pass": _split(
-            expected["pass_to_pass"], status, failed, ("PASSED", "XFAIL"), ("SKIPPED",)
+            expected["pass_to_pass"], judged, failed, ("PASSED", "XFAIL"), ("SKIPPED",)
         ),
         "status": status,
     }  # type: Dict[str, Any]
@@ -133,6 +137,18 @@ def _between(text: str, opening: str, closing: str) -> str:
     at = text.rfind(opening)
     end = text.find(closing, at + len(opening)) if at >= 0 else -1
     return text[at + len(opening) : end] if end >= 0 else ""
+
+
+def _whole(text: str, repaired: Dict[str, str]) -> Dict[str, str]:
+    """Published id → status, for published ids that are cut: of the whole id, if the log has it."""
+    published = {whole: cut for cut, whole in repaired.items()}
+    found = {}  # type: Dict[str, str]
+    for line in SUMMARY.findall("\n" + text) if repaired else ():
+        word, _, name = line.partition(" ")
+        name = name if name in published else name.partition(" - ")[0]
+        if name in published:
+            found[published[name]] = word
+    return found
 
 
 def _failed_results(results: str) -> List[str]:
