@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -43,7 +43,9 @@ TOOL = {
 def process(command: list, log: Path, **env: str):
     """A server that is gone afterwards, and its log if it did not start."""
     with log.open("w") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | env)
+        child = subprocess.Popen(
+            command, stdout=file, stderr=file, env=os.environ | env, start_new_session=True
+        )
     try:
         yield child
     finally:
@@ -52,7 +54,9 @@ def process(command: list, log: Path, **env: str):
             child.wait(30)
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
+        with suppress(ProcessLookupError):  # its workers, which outlive one that was killed
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 def wait_for(child: subprocess.Popen, log: Path, ready, seconds: float):
@@ -158,6 +162,13 @@ def test_a_conversation_is_scored_by_the_engine_as_it_was_recorded(vllm_url, mod
     assert sampled > 6 * 6 * 2 and len(seen) == 6  # a random model, six different conversations
 
 
+async def hang_up(engine) -> None:
+    """Close what is kept open between calls; a server would, a test must."""
+    for _, _, writer in engine.upstream._idle:
+        writer.close()
+        await writer.wait_closed()
+
+
 def sampling(most: int, key: str = "k") -> Sampling:
     return Sampling(1.0, most, (1,), key)  # token 1 hardly ever comes: long generations
 
@@ -170,7 +181,7 @@ def test_both_endpoints_give_the_same_tokens(vllm_url, model, path):
         engine.path = path
         got = [s async for s in engine.generate("s", list(range(2, 40)), sampling(50))]
         again = [s async for s in engine.generate("t", list(range(2, 40)), sampling(50))]
-        await engine.upstream.close()
+        await hang_up(engine)
         return got, again
 
     got, again = asyncio.run(main())
@@ -190,7 +201,7 @@ def test_hanging_up_aborts_the_request(vllm_url, model):
             await anext(stream)
         await stream.aclose()
         await asyncio.sleep(2)
-        await engine.upstream.close()
+        await hang_up(engine)
 
     asyncio.run(main())
     assert metric(vllm_url, r"vllm:num_requests_running\{") == 0
@@ -215,7 +226,7 @@ def test_pause_and_resume_with_a_version(vllm_url, model):
         assert not task.done()
         await engine.resume(3)
         await task
-        await engine.upstream.close()
+        await hang_up(engine)
         return got, held
 
     got, held = asyncio.run(main())
@@ -234,7 +245,7 @@ def test_the_cache_is_shared_inside_a_session_and_with_nobody_else(vllm_url, mod
             async for _ in engine.generate(session, list(range(300)), sampling(2)):
                 pass
             hits.append(metric(vllm_url, r"vllm:prefix_cache_hits_total\{") - before)
-        await engine.upstream.close()
+        await hang_up(engine)
         return hits
 
     first, again, other = asyncio.run(main())

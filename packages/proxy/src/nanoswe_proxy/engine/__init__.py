@@ -19,8 +19,7 @@ ENGINES = {
 
 def load_engine(spec: str, model: Path) -> Engine:
     """The engine that `spec` names."""
-    named = f"remote:{spec}" if spec.startswith(("http://", "https://")) else spec
-    name, _, argument = named.partition(":")
+    name, _, argument = (f"remote:{spec}" if "://" in spec[:8] else spec).partition(":")
     target = ENGINES.get(name)
     if target is None:
         class_name, _, argument = argument.partition(":")

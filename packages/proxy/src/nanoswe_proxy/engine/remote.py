@@ -32,25 +32,28 @@ Read = tuple[
 
 
 class RemoteEngine:
-    """What the servers share; a subclass says what a request and a chunk look like."""
+    """vLLM. To pause it, start it with VLLM_SERVER_DEV_MODE=1; to sample at a temperature other
+    than 1, with `--logprobs-mode processed_logprobs`.
+    """
 
-    path = pause_path = resume_path = ""
+    path, pause_path, resume_path = "/v1/completions", "/pause", "/resume"
 
     def __init__(self, url: str, key: str, model: str, max_context: int) -> None:
-        self.upstream, self.headers = Upstream(url, key), _headers(key)
+        self.upstream, self.headers = Upstream(url, key), {"Authorization": f"Bearer {key}"}
         self.model, self.max_context, self.version = model, max_context, 0
         self._running = asyncio.Event()
         self._running.set()
         self._texts: dict[str, tuple[array[int], bytes]] = {}
 
-    @classmethod
-    def from_spec(cls, argument: str, model: Path) -> "RemoteEngine":
+    @staticmethod
+    def from_spec(argument: str, model: Path) -> "RemoteEngine":
         """`argument`: the server's URL. Its key, if it wants one, is in NANOSWE_ENGINE_KEY."""
-        url, key = argument.rstrip("/").removesuffix("/v1"), os.environ.get(KEY, "")
-        with httpx.Client(base_url=url, headers=_headers(key), timeout=30) as client:
+        url, key = argument.rstrip("/").removesuffix("/v1"), os.environ.get(KEY) or "none"
+        with httpx.Client(base_url=url, timeout=30) as client:
+            client.headers["Authorization"] = f"Bearer {key}"
             try:
                 card = client.get("/v1/models").raise_for_status().json()["data"][0]
-                kind = SglangEngine if card.get("owned_by") == "sglang" else VllmEngine
+                kind = SglangEngine if card.get("owned_by") == "sglang" else RemoteEngine
                 engine = kind(url, key, card["id"], int(card["max_model_len"]))
                 # 403 or 404 where token generation is off, 400 or 422 for a body without ids
                 if client.post(TOKENS_PATH, json={}).status_code in (400, 422):
@@ -62,33 +65,30 @@ class RemoteEngine:
     async def generate(
         self, session: str, ids: Sequence[int], sampling: Sampling
     ) -> AsyncIterator[Sampled]:
-        got = array("I")
-        while True:
+        got, finish = array("I"), "abort"
+        stops = {"temperature": sampling.temperature, "stop_token_ids": list(sampling.stop_ids)}
+        while finish == "abort":
             await self._running.wait()
-            version, before, finish = self.version, len(got), ""
-            how = {
-                **PLAIN,
-                "temperature": sampling.temperature,
-                "stop_token_ids": list(sampling.stop_ids),
-            }
+            version, before = self.version, len(got)
             seed = int(_digest(f"{sampling.seed_key}/{before}")[:7], 16)
             left, salt = sampling.max_tokens - before, f"{_digest(session)}.{version}"
-            head, tail = json.dumps(self._request(how, left, seed, salt)).split('"IDS"')
+            head, tail = json.dumps(self._request(PLAIN | stops, left, seed, salt)).split('"IDS"')
             text = self._text(session, array("I", ids) + got)
             stream = self.upstream.events(self.path, head.encode(), text, tail.encode())
             async with aclosing(stream) as events:
                 async for event in events:
                     if event == b"[DONE]":
                         continue
-                    pairs, finish = self._read(json.loads(event), len(got) - before)
+                    try:
+                        pairs, finish = self._read(json.loads(event), len(got) - before)
+                    except (LookupError, TypeError, ValueError) as error:
+                        raise EngineError(f"the server says {event.decode()[:300]}") from error
                     for token, logprob in pairs:
                         if logprob is None or not logprob > UNLOGGED:
                             raise EngineError(f"no logprob for sampled token {token}")
                         got.append(token)
                         yield Sampled(token, logprob, version)
-            if finish != "abort":
-                return
-            if self._running.is_set():
+            if finish == "abort" and self._running.is_set():
                 raise EngineError("the server aborted the request")
 
     async def release(self, session: str) -> None:
@@ -112,9 +112,7 @@ class RemoteEngine:
             raise EngineError(f"{path} answered {answer.status_code}: is VLLM_SERVER_DEV_MODE=1?")
 
     def _text(self, session: str, ids: "array[int]") -> bytes:
-        """`ids` as JSON numbers; of a prompt that goes on from the session's last, only the rest is
-        written.
-        """
+        """`ids` as JSON numbers; what goes on from the session's last prompt is written alone."""
         held, text = self._texts.get(session, (array("I"), b""))
         if not text or ids[: len(held)] != held:
             held, text = array("I"), b""
@@ -124,20 +122,6 @@ class RemoteEngine:
         return text
 
     def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _read(self, event: dict[str, Any], seen: int) -> Read:
-        raise NotImplementedError
-
-
-class VllmEngine(RemoteEngine):
-    """vLLM. To pause it, start it with VLLM_SERVER_DEV_MODE=1; to sample at a temperature other
-    than 1, with `--logprobs-mode processed_logprobs`.
-    """
-
-    path, pause_path, resume_path = "/v1/completions", "/pause", "/resume"
-
-    def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:
         how |= {"max_tokens": left, "seed": seed, "top_k": 0, "logprobs": 0}
         common = {"model": self.model, "stream": True, "cache_salt": salt}
         if self.path == TOKENS_PATH:
@@ -145,8 +129,6 @@ class VllmEngine(RemoteEngine):
         return {**common, **how, "prompt": ["IDS"], "return_tokens_as_token_ids": True}
 
     def _read(self, event: dict[str, Any], seen: int) -> Read:
-        if not event.get("choices"):
-            raise EngineError(f"vLLM: {event.get('error', event)}")
         choice = event["choices"][0]
         logged = choice.get("logprobs") or {"content": []}
         if "content" in logged:
@@ -168,18 +150,12 @@ class SglangEngine(RemoteEngine):
         return {**common, "input_ids": ["IDS"], "sampling_params": how}
 
     def _read(self, event: dict[str, Any], seen: int) -> Read:
-        if "meta_info" not in event:
-            raise EngineError(f"SGLang: {event.get('error', event)}")
         meta = event["meta_info"]
         logged = meta.get("output_token_logprobs") or []
         # A chunk has all tokens so far, or the new ones: `completion_tokens` tells which.
         fresh = logged[max(0, seen - meta["completion_tokens"] + len(logged)) :]
         finish = (meta.get("finish_reason") or {}).get("type", "")
         return [(int(token), logprob) for logprob, token, *_ in fresh], finish
-
-
-def _headers(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _digest(text: str) -> str:

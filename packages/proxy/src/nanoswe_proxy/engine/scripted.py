@@ -29,7 +29,7 @@ class Script:
     """
 
     text: str = ""
-    ids: tuple[int, ...] | None = None
+    ids: tuple[int, ...] = ()
     close: bool = True
     split_seed: int | None = None
     delay_sec: float = 0.0
@@ -105,15 +105,10 @@ class ScriptedEngine:
         return Script(script) if isinstance(script, str) else script
 
     def _tokens(self, script: Script, sampling: Sampling) -> list[int]:
-        if script.ids is not None:
-            ids = list(script.ids)
-        else:
-            ids = self.tokenizer.encode(script.text, add_special_tokens=False).ids
+        ids = list(script.ids or self.tokenizer.encode(script.text, add_special_tokens=False).ids)
         if script.split_seed is not None:
             dice = random.Random(script.split_seed)
-            ids = [
-                piece for t in ids for piece in (self._pieces(t) if dice.random() < 0.5 else [t])
-            ]
+            ids = [i for t in ids for i in (self._pieces(t) if dice.random() < 0.5 else [t])]
         return [*ids, sampling.stop_ids[0]] if script.close else ids
 
     def _pieces(self, token: int) -> list[int]:
