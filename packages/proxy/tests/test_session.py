@@ -13,7 +13,8 @@ from nanoswe_proxy import tree, wire
 from nanoswe_proxy.engine.base import Sampled
 from nanoswe_proxy.errors import ContextLengthError, EngineError, SealedError, TrajectoryError
 from nanoswe_proxy.render.chatml import ChatMLRenderer
-from nanoswe_proxy.session import Policy, Session
+from nanoswe_proxy.session import Session
+from nanoswe_proxy.state import Policy
 from nanoswe_proxy.trajectory import Conservation, Sample, from_json, read_jsonl, write_jsonl
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "cat %s"}}\n</tool_call>'
@@ -21,7 +22,8 @@ USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "go"}]
 
 
 def new_session(renderer, max_context=4096, max_tokens=40):
-    return Session("cap", Policy("t.0", 0, "seed", 1.0, max_tokens), renderer, max_context)
+    policy = Policy("t.0", 0, "seed", 1.0, max_tokens)
+    return Session.open("cap", policy, renderer, max_context)
 
 
 def encode(renderer, text):
@@ -33,7 +35,7 @@ def ask(session, wired, ids, *, deliver=True, version=0):
     call = session.prepare(wire.normalise(wired), None, {})
     ids = [*ids, session.renderer.end_id][: call.sampling.max_tokens]
     for token in ids:
-        session.feed(call, Sampled(token, -token / 1000, version))
+        session.feed(call, Sampled(token, -token / 1024, version))
     message = session.commit(call)
     if deliver:
         session.delivered(call)
@@ -69,7 +71,7 @@ class Conversations(RuleBasedStateMachine):
         if call:
             ids = encode(self.renderer, CALL % "x")
         call, ids, message = ask(self.session, wired, ids, deliver=deliver, version=len(self.truth))
-        assert call.ids[: len(prefix)] == prefix
+        assert tuple(call.ids[: len(prefix)]) == prefix
         self.truth.append([call, tuple(ids), deliver])
         for entry in self.truth:  # what this request replays was delivered, whatever we were told
             entry[2] |= entry[0].node.delivery == "acknowledged"
@@ -129,9 +131,9 @@ def check(trajectory, truth):
         for row in rows:
             n = len(call.ids)
             end = n + len(ids)
-            assert row.tokens[:n] == call.ids and row.tokens[n:end] == ids
+            assert row.tokens[:n] == tuple(call.ids) and row.tokens[n:end] == ids
             assert row.turns[n:end] == (turn.index,) * len(ids)
-            assert row.logprobs[n:end] == tuple(-t / 1000 for t in ids)
+            assert row.logprobs[n:end] == tuple(-t / 1024 for t in ids)
             assert row.mask[n:end] == (True,) * len(ids)
 
 
@@ -167,7 +169,7 @@ def test_truncated_turn_is_closed_synthetically(renderer):
     first, ids, message = ask(session, USER, [70, 71, 72, 73])
     assert ids == [70, 71, 72] and first.node.finish_reason == "length"
     second, _, _ = ask(session, [*USER, message, {"role": "user", "content": "x"}], [])
-    assert second.ids[: len(first.ids) + 4] == (*first.ids, 70, 71, 72, renderer.end_id)
+    assert tuple(second.ids[: len(first.ids) + 4]) == (*first.ids, 70, 71, 72, renderer.end_id)
     trajectory = session.seal()
     assert trajectory.samples[0].provenance[len(first.ids) :].startswith("sssyc")
     assert trajectory.samples[0].stops == {0: "length", 1: "stop"}
@@ -241,8 +243,8 @@ def test_condensed_history_reuses_sampled_ids(renderer):
     ]
     call, _, _ = say(session, wired, "two")
     assert call.node.parent.fork == "observation_edited"
-    at = call.node.parent.encoded.provenance.index("r")
-    assert call.ids[at : at + len(ids)] == tuple(ids)
+    at = call.node.parent.provenance.index("r")
+    assert list(call.ids[at : at + len(ids)]) == ids
     assert session.seal().conservation.masked == {}
 
 
@@ -266,11 +268,11 @@ def test_wire_normal_differences_do_not_fork(renderer):
         {"role": "tool", "tool_call_id": a, "content": "1"},
     ]
     second, _, _ = say(session, [*USER, message, *results], "done")
-    assert second.ids[: len(first.ids) + len(ids)] == (*first.ids, *ids)
+    assert tuple(second.ids[: len(first.ids) + len(ids)]) == (*first.ids, *ids)
     assert renderer.codec.decode(second.ids).index("\n1\n") < renderer.codec.decode(
         second.ids
     ).index("\n2\n")
-    assert session.matches == [1, 1]
+    assert session.matches == {0: 1, 1: 1}
     assert len(session.seal().samples) == 1
 
 
@@ -300,7 +302,7 @@ def test_malformed_call_is_content(renderer):
     said = '<tool_call>\n{"name": "bash", "arguments": {"command": "cat'
     call, _, message = say(session, USER, said)
     assert message == {"role": "assistant", "content": said}
-    assert call.node.parsed.status == "malformed" and call.node.finish_reason == "stop"
+    assert call.node.parse == "malformed" and call.node.finish_reason == "stop"
     assert session.seal().turns[0].parse == "malformed"
 
 
@@ -358,7 +360,7 @@ def test_seal_is_final(renderer):
     ):
         with pytest.raises(SealedError):
             attempt()
-    assert session.seal() is trajectory
+    assert session.seal().to_json() == trajectory.to_json()
 
 
 def test_records_refuse_what_does_not_line_up(renderer, tmp_path):

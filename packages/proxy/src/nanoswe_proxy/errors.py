@@ -25,7 +25,15 @@ class BadRequest(ProxyError):
 
 
 class ContextLengthError(BadRequest):
+    """In the words that the clients of all three dialects look for."""
+
     code = "context_length_exceeded"
+
+    def __init__(self, limit: int, tokens: int) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {limit} maximum. This model's maximum context "
+            f"length is {limit} tokens. However, your messages resulted in {tokens} tokens."
+        )
 
 
 class UnknownSession(ProxyError):
@@ -52,6 +60,12 @@ class RenderError(ProxyError):
     """
 
     code = "render_error"
+
+
+class LogError(ProxyError):
+    """A session log that cannot be written, or a file that is none."""
+
+    code = "log_error"
 
 
 class Unextendable(RenderError):

@@ -2,36 +2,27 @@
 exactly once.
 
 A generation is trained in the deepest leaf that contains it (ties: the first), and is context in
-the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal)
-and `undelivered` (the agent never got the reply).
+the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal),
+`undelivered` (the agent never got the reply) and `side` (a call beside the task, to another model
+alias). A call that a crash swallowed makes the trajectory incomplete.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 from nanoswe_proxy import tree
+from nanoswe_proxy.state import State
 from nanoswe_proxy.trajectory import Conservation, Provenance, Sample, Trajectory, Turn
 
 
-class Named(Protocol):
-    """The part of a session's policy that a trajectory carries."""
-
-    @property
-    def trial_id(self) -> str: ...
-    @property
-    def try_(self) -> int: ...
-    @property
-    def seed_key(self) -> str: ...
-    @property
-    def temperature(self) -> float: ...
-
-
-def trajectory(policy: Named, nodes: Sequence[tree.Context | tree.Generation]) -> Trajectory:
+def trajectory(state: State) -> Trajectory:
     """Cut the rows and check that no sampled token is lost or doubled."""
-    generations = [n for n in nodes if isinstance(n, tree.Generation)]
+    policy, generations = state.policy, list(state.generations())
+    lineage = _lineages(generations)
     number = {n.index: i for i, n in enumerate(generations)}
-    trained_nodes = [n for n in generations if _trains(n)]
+    reasons = {n.index: _masked(n, lineage, policy.side == "mask") for n in generations}
+    trained_nodes = [n for n in generations if not reasons[n.index]]
     inner = {a.index for n in trained_nodes for a in tree.path(n)[:-1]}
     leaves = [n for n in trained_nodes if n.index not in inner]
     owner: dict[int, int] = {}
@@ -39,69 +30,105 @@ def trajectory(policy: Named, nodes: Sequence[tree.Context | tree.Generation]) -
     for leaf in sorted(leaves, key=lambda n: -len(tree.path(n))):
         for node in tree.path(leaf):
             owner.setdefault(node.index, leaf.index)
-    masked: dict[str, int] = {}
+    masked: Counter[str] = Counter()
     for node in generations:
-        if not _trains(node) and node.ids:
-            reason = "aborted" if node.delivery == "aborted" else "undelivered"
-            masked[reason] = masked.get(reason, 0) + len(node.ids)
+        if reasons[node.index] and node.ids:
+            masked[reasons[node.index]] += len(node.ids)
     samples = tuple(_row(leaf, owner, number) for leaf in leaves)
-    trained = sum(s.provenance.count(Provenance.SAMPLED) for s in samples)
+    incomplete = [
+        f"turn {number[n.index]}: lost in a crash" for n in generations if n.stop == "lost"
+    ]
     return Trajectory(
         trial_id=policy.trial_id,
         try_=policy.try_,
         seed_key=policy.seed_key,
         temperature=policy.temperature,
-        turns=tuple(_turn(n, number) for n in generations),
+        turns=tuple(_turn(n, number, lineage, reasons[n.index]) for n in generations),
         samples=samples,
-        conservation=Conservation(sum(len(n.ids) for n in generations), trained, masked),
+        conservation=Conservation(
+            sum(len(n.ids) for n in generations),
+            sum(s.provenance.count(Provenance.SAMPLED) for s in samples),
+            dict(masked),
+        ),
+        incomplete=(*incomplete, *(() if state.sealed else ("not sealed",))),
+        notes=state.notes,
+        about=state.about,
     )
 
 
-def _trains(node: tree.Generation) -> bool:
-    return node.delivery in ("delivered", "acknowledged")
+def _lineages(generations: Sequence[tree.Generation]) -> dict[int, str]:
+    """By root: `main` has the system prompt of the first root that is not a `side`; others are
+    `sub`. A side root speaks to another model alias than most tokens do, without tools.
+    """
+    weight: Counter[str] = Counter()
+    for node in generations:
+        weight[str(node.requested.get("model", ""))] += len(node.ids) if node.parent.tools else 0
+    usual = max(weight, key=lambda alias: weight[alias], default="")
+    labels: dict[int, str] = {}
+    main = None
+    for node in generations:
+        root, alias = node.parent.root, str(node.requested.get("model", ""))
+        if root.index in labels:
+            continue
+        if weight[usual] and alias != usual and not root.tools:
+            labels[root.index] = "side"
+            continue
+        system = [m["content"] for m in root.messages if m["role"] == "system"]
+        main = system if main is None else main
+        labels[root.index] = "main" if system == main or root.fork == "system_changed" else "sub"
+    return labels
+
+
+def _masked(node: tree.Generation, lineage: dict[int, str], no_side: bool) -> str:
+    if node.delivery not in ("delivered", "acknowledged"):
+        return "aborted" if node.delivery == "aborted" else "undelivered"
+    return "side" if no_side and lineage[node.parent.root.index] == "side" else ""
 
 
 def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -> Sample:
     tokens: list[int] = []
-    provenance, stops = "", {}
+    kinds: list[str] = []
+    stops = {}
     logprobs: list[float] = []
     versions: list[int] = []
     turns: list[int] = []
     for node in tree.path(leaf):
+        n = len(node.ids)
+        tokens += node.ids
         if isinstance(node, tree.Generation) and owner[node.index] == leaf.index:
-            n = len(node.ids)
-            tokens += node.ids
-            provenance += Provenance.SAMPLED * n
+            kinds.append(Provenance.SAMPLED * n)
             logprobs += node.logprobs
-            versions += node.versions
+            starts = [start for start, _ in node.versions] + [n]
+            for (start, version), end in zip(node.versions, starts[1:], strict=True):
+                versions += [version] * (end - start)
             turns += [number[node.index]] * n
             stops[number[node.index]] = node.stop
             continue
-        ids = tree.ids_of(node)
-        tokens += ids
-        provenance += (
-            node.encoded.provenance
-            if isinstance(node, tree.Context)
-            else Provenance.REPLAYED * len(ids)
-        )
-        logprobs += [math.nan] * len(ids)
-        versions += [-1] * len(ids)
-        turns += [-1] * len(ids)
-    return Sample(tuple(tokens), provenance, tuple(logprobs), tuple(versions), tuple(turns), stops)
+        replayed = Provenance.REPLAYED * n
+        kinds.append(node.provenance if isinstance(node, tree.Context) else replayed)
+        logprobs += [math.nan] * n
+        versions += [-1] * n
+        turns += [-1] * n
+    return Sample(
+        tuple(tokens), "".join(kinds), tuple(logprobs), tuple(versions), tuple(turns), stops
+    )
 
 
-def _turn(node: tree.Generation, number: dict[int, int]) -> Turn:
-    parents = tree.path(node)[:-1]
+def _turn(
+    node: tree.Generation, number: dict[int, int], lineage: dict[int, str], masked: str
+) -> Turn:
     up = node.parent.parent
     return Turn(
         index=number[node.index],
         parent=number[up.index] if up else -1,
-        prompt_tokens=sum(len(tree.ids_of(p)) for p in parents),
+        prompt_tokens=sum(len(p.ids) for p in tree.path(node)[:-1]),
         sampled_tokens=len(node.ids),
         stop=node.stop,
         finish_reason=node.finish_reason,
-        parse=node.parsed.status,
+        parse=node.parse,
         delivery=node.delivery,
         fork=node.parent.fork if node.parent.children[0] is node else "",
         requested=node.requested,
+        masked=masked,
+        lineage=lineage[node.parent.root.index],
     )

@@ -20,7 +20,8 @@ from nanoswe_proxy.dialects import chat
 from nanoswe_proxy.engine.base import Engine, Sampled
 from nanoswe_proxy.errors import EngineError, ProxyError, SealedError, UnknownSession
 from nanoswe_proxy.render.base import Renderer
-from nanoswe_proxy.session import Policy, Prepared, Session
+from nanoswe_proxy.session import Prepared, Session
+from nanoswe_proxy.state import Policy
 from nanoswe_proxy.trajectory import Trajectory
 
 KEPT_SEALED = 256  # trajectories kept so that a repeated seal gets the same answer
@@ -85,7 +86,7 @@ class Proxy:
             temperature=self.defaults.temperature if temperature is None else temperature,
             max_tokens=self.defaults.max_tokens if max_tokens is None else max_tokens,
         )
-        self._live[cap] = _Live(Session(cap, policy, self.renderer, self.engine.max_context))
+        self._live[cap] = _Live(Session.open(cap, policy, self.renderer, self.engine.max_context))
         self.counts["sessions"] += 1
         return cap
 

@@ -30,8 +30,8 @@ class Provenance(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """One model call. `stop` is the engine's cause: stop, length, aborted; `parse`: text, calls,
-    malformed.
+    """One model call. `stop` is the engine's cause: stop, length, stop_string, aborted, lost (in a
+    crash); `parse`: text, calls, malformed.
     """
 
     index: int
@@ -44,6 +44,8 @@ class Turn:
     delivery: str
     fork: str  # why this turn's prompt did not extend the latest one; "" when it did
     requested: dict  # sampling values the agent asked for; the session's own were used
+    masked: str = ""  # why its tokens are not trained; "" when they are
+    lineage: str = "main"  # main, sub (another system prompt) or side (another model alias)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class Trajectory:
     turns: tuple[Turn, ...]
     samples: tuple[Sample, ...]
     conservation: Conservation
+    incomplete: tuple[str, ...] = ()  # what is known to be missing
+    notes: dict = field(default_factory=dict)  # the reward and whatever else was annotated
+    about: dict = field(default_factory=dict)  # the model, the engine and what the probe measured
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:
@@ -133,6 +138,7 @@ def from_json(line: str) -> Trajectory:
     record["turns"] = tuple(Turn(**t) for t in record["turns"])
     record["samples"] = tuple(_sample(row) for row in record["samples"])
     record["conservation"] = Conservation(**record["conservation"])
+    record["incomplete"] = tuple(record.get("incomplete", ()))
     return Trajectory(**record)
 
 

@@ -3,19 +3,19 @@
 In: wire-normal messages. Out: the deepest generation that the request extends, what is left to
 render, and why it is not the latest one (a reason code). Nothing here edits a committed id:
 disagreement is a new branch. A context node holds the messages between two generations, a
-generation node what the engine sampled after them.
+generation node what the engine sampled after them; ids are arrays, so a token costs its bytes.
 """
 
 import hashlib
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nanoswe_proxy import wire
-from nanoswe_proxy.render.base import Encoded, Parsed
 
-_ECHO = re.compile(r"call([0-9]+)x([0-9]+)x([0-9a-f]{10})")
+_ECHO = re.compile(r"([0-9]+)x([0-9]+)x([0-9a-f]{10})")
 
 
 @dataclass(slots=True)
@@ -27,10 +27,16 @@ class Context:
     index: int
     parent: "Generation | None"
     messages: Sequence[dict]
-    tools: str  # of a root: the tool list as JSON
-    encoded: Encoded
+    tools: str  # the tool list as JSON, of the whole lineage
+    ids: Sequence[int]
+    provenance: str
     fork: str
+    level: int = 0  # the weakest match of the request that made it
     children: list["Generation"] = field(default_factory=list)
+
+    @property
+    def root(self) -> "Context":
+        return self.parent.parent.root if self.parent else self
 
 
 @dataclass(slots=True)
@@ -43,12 +49,13 @@ class Generation:
     index: int
     parent: Context
     requested: dict
+    created: int = 0
     ids: array = field(default_factory=lambda: array("I"))
-    logprobs: array = field(default_factory=lambda: array("d"))
-    versions: array = field(default_factory=lambda: array("q"))
+    logprobs: array = field(default_factory=lambda: array("f"))
+    versions: list[list[int]] = field(default_factory=list)  # runs: [first position, version]
     stop: str = "aborted"
     finish_reason: str = ""
-    parsed: Parsed = field(default_factory=lambda: Parsed("", (), ""))
+    parse: str = ""
     view: dict = field(default_factory=dict)  # the message as served, wire-normal
     delivery: str = "sampling"
     children: list[Context] = field(default_factory=list)
@@ -56,6 +63,12 @@ class Generation:
     @property
     def committed(self) -> bool:
         return self.delivery not in ("sampling", "aborted")
+
+    def append(self, token: int, logprob: float, version: int) -> None:
+        if not self.versions or self.versions[-1][1] != version:
+            self.versions.append([len(self.ids), version])
+        self.ids.append(token)
+        self.logprobs.append(logprob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +79,30 @@ class Place:
     parent: Generation | None
     rest: Sequence[dict]
     fork: str
-    level: int  # the weakest match on the way: 0 as served, 1 wire-normal
+    level: int  # the weakest match on the way: 0 as served, 1 wire-normal, 2 lossy but unambiguous
 
 
-def echo_id(secret: str, node: int, call: int) -> str:
-    """A tool-call id that tells, when it comes back, which generation of which session made it."""
-    return f"call{node}x{call}x{_check(secret, node, call)}"
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One match on the way down: `generation` is None where the request ends in `context`."""
+
+    context: Context | None
+    generation: Generation | None
+    at: int
+    level: int
+
+
+def echo_id(secret: str, node: int, call: int, prefix: str = "call") -> str:
+    """An id that tells, when it comes back, which generation of which session made it."""
+    return f"{prefix}{node}x{call}x{_check(secret, node, call)}"
 
 
 def echoed(secret: str, message: dict) -> int | None:
-    """The generation that an assistant message claims by its ids, if one of them is ours."""
-    for call in message.get("calls") or ():
-        match = _ECHO.fullmatch(call["id"])
-        if match and match[3] == _check(secret, int(match[1]), int(match[2])):
-            return int(match[1])
+    """The generation that an assistant message claims by an id of ours, if it brings one back."""
+    for text in (*(c["id"] for c in message.get("calls") or ()), message.get("echo", "")):
+        for node, call, check in _ECHO.findall(text):
+            if check == _check(secret, int(node), int(call)):
+                return int(node)
     return None
 
 
@@ -92,84 +115,86 @@ def path(generation: Generation | None) -> list[Context | Generation]:
     return nodes[::-1]
 
 
-def ids_of(node: Context | Generation) -> Sequence[int]:
-    """The node's own ids."""
-    return node.encoded.ids if isinstance(node, Context) else node.ids
-
-
 def messages_of(node: Context | Generation) -> Sequence[dict]:
     """The node's own messages, as they were rendered or served."""
     return node.messages if isinstance(node, Context) else (node.view,)
 
 
-def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str) -> Place:
-    """The deepest place in the forest that `messages` extend; ties go to the latest branch."""
-    parent: Generation | None = None
-    contexts: Sequence[Context] = [r for r in roots if r.tools == tools]
-    at = level = 0
-    while True:
-        found = _next(contexts, messages, at, secret)
-        if found is None:
-            break
-        context, generation = found
-        if generation is None:
-            return Place(context, parent, (), "", level)
-        at += len(context.messages) + 1
-        level = max(level, 0 if generation.view == messages[at - 1] else 1)
-        parent, contexts = generation, generation.children
-    known = parent.children if parent else roots
-    return Place(None, parent, messages[at:], _reason(known, messages[at:], tools), level)
+def locate(
+    roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str, *, lossy: bool
+) -> Place:
+    """The deepest place in the forest that `messages` extend; ties go to the latest branch.
+
+    A lossy match (level 2) is taken only where nothing matches better and nothing else as well.
+    """
+    turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    best = _Step(None, None, 0, 0)
+    front = [best]
+    while front:
+        found = [f for step in front for f in _next(step, roots, messages, turns, tools, secret)]
+        front = [f for f in found if f.level < wire.LOSSY]
+        if not front and lossy and len(found) == 1:
+            front = found
+        for step in front:
+            best = step if step.at >= best.at else best
+        front = [f for f in front if f.generation]
+    if best.context and not best.generation:
+        return Place(best.context, best.context.parent, (), "", best.level)
+    known = best.generation.children if best.generation else roots
+    rest = messages[best.at :]
+    fork = _reason(known, rest, tools, lossy and len(found) > 1)
+    return Place(None, best.generation, rest, fork, best.level)
 
 
 def _next(
-    contexts: Sequence[Context], messages: Sequence[dict], at: int, secret: str
-) -> tuple[Context, Generation | None] | None:
-    for context in reversed(contexts):
-        end = at + len(context.messages)
-        if len(messages) < end or not all(
-            wire.same(a, b) for a, b in zip(context.messages, messages[at:end], strict=True)
-        ):
+    step: _Step,
+    roots: Sequence[Context],
+    messages: Sequence[dict],
+    turns: Sequence[int],
+    tools: str,
+    secret: str,
+) -> list[_Step]:
+    """Every match of the next stretch of messages, and of the reply after it."""
+    found = []
+    for context in step.generation.children if step.generation else roots:
+        if step.generation is None and context.tools != tools:
+            continue
+        # a stretch reaches to the reply that follows as many replies as the context holds itself
+        inside = sum(m["role"] == "assistant" for m in context.messages)
+        later = bisect_left(turns, step.at) + inside
+        end = turns[later] if later < len(turns) else len(messages)
+        level = max(step.level, wire.level_of_all(context.messages, messages[step.at : end]))
+        if level > wire.LOSSY:
             continue
         if end == len(messages):
-            return context, None
-        generation = _answer(context, messages[end], secret)
-        if generation:
-            return context, generation
-    return None
-
-
-def _answer(context: Context, message: dict, secret: str) -> Generation | None:
-    """The reply that an assistant message replays: by echo id first, else by content."""
-    if message["role"] != "assistant":
-        return None
-    claimed = echoed(secret, message)
-    for generation in reversed(context.children):
-        if claimed is not None and generation.index != claimed:
+            found.append(_Step(context, None, end, level))
             continue
-        if generation.committed and wire.same(generation.view, message):
-            return generation
-    return None
+        claimed = echoed(secret, messages[end])
+        for generation in context.children:
+            if generation.committed and claimed in (None, generation.index):
+                match = wire.level_of(generation.view, messages[end], claimed is not None)
+                if match <= wire.LOSSY:
+                    found.append(_Step(context, generation, end + 1, max(level, match)))
+    return found
 
 
-def _reason(known: Sequence[Context], rest: Sequence[dict], tools: str) -> str:
+def _reason(known: Sequence[Context], rest: Sequence[dict], tools: str, ambiguous: bool) -> str:
     """Why `rest` is not among the known contexts; "" when there is nothing to differ from."""
+    if ambiguous:
+        return "ambiguous"
     if not known:
         return "assistant_edited" if any(m["role"] == "assistant" for m in rest) else ""
     latest = known[-1]
     if latest.parent is None and latest.tools != tools:
         return "tools_changed"
     for mine, theirs in zip(latest.messages, rest, strict=False):
-        if not wire.same(mine, theirs):
-            return (
-                "system_changed"
-                if "system" in (mine["role"], theirs["role"])
-                else "observation_edited"
-            )
+        if wire.level_of(mine, theirs) > wire.LOSSY:
+            system = "system" in (mine["role"], theirs["role"])
+            return "system_changed" if system else "observation_edited"
     if len(rest) <= len(latest.messages):
         return "condensed"
-    return (
-        "assistant_edited" if rest[len(latest.messages)]["role"] == "assistant" else "reply_dropped"
-    )
+    reply = rest[len(latest.messages)]["role"] == "assistant"
+    return "assistant_edited" if reply else "reply_dropped"
 
 
 def _check(secret: str, node: int, call: int) -> str:

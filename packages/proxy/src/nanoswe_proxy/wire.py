@@ -1,20 +1,39 @@
-"""The wire-normal form of OpenAI chat messages, in which requests are compared, rendered and
-remembered.
+"""The wire-normal form of messages, in which requests are compared, rendered and remembered.
 
-In: the `messages` and `tools` of a request body. Out: plain dicts: role, content (text), and for
-assistants `calls` (name, canonical JSON arguments, id), for tools `call_id`. null, "" and missing
-content are one; text parts are joined; cache markers and unknown keys are gone. Refuses
-(BadRequest) what it cannot carry exactly: images, unknown roles.
+In: OpenAI chat `messages` and `tools` (other dialects convert to them first). Out: plain dicts:
+role, content (text), for assistants `reasoning`, `calls` (name, canonical JSON arguments, id) and
+`echo` (other ids of ours that came back), for tools `call_id`. null, "" and missing are one; text
+parts are joined; cache markers, unknown keys and declared noise are gone. Refuses (BadRequest) what
+it cannot carry exactly: images, unknown roles.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from nanoswe_proxy.errors import BadRequest
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
-         "tool": "tool"}  # fmt: skip
+         "tool": "tool", "function": "tool"}  # fmt: skip
+AS_SERVED, NORMAL, LOSSY, DIFFERENT = range(4)  # the ladder: L0, L1, L2 and no match
+# A line that one client writes at the front of its system prompt, new in every request.
+NOISE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def loads(raw: bytes) -> dict:
+    """The JSON object in a request body."""
+    try:
+        body = json.loads(raw)
+        if _SURROGATE.search(raw):
+            json.dumps(body, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
 
 
 def normalise(messages: Any) -> list[dict]:
@@ -29,9 +48,50 @@ def normalise_one(message: dict) -> dict:
     return _message(message, 0)
 
 
-def same(a: dict, b: dict) -> bool:
-    """L1: equal but for tool-call ids, which a client may rename."""
-    return a == b or _bare(a) == _bare(b)
+def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
+    """How well `sent` repeats `known`. `echoed`: an id of ours says that it does.
+
+    NORMAL: equal but for ids and key order. LOSSY: what agents are known to do: trim, drop the
+    reasoning, put a stop string back; repair broken arguments, if an id vouches for the call.
+    """
+    if known == sent:
+        return AS_SERVED
+    if known["role"] != sent["role"]:
+        return DIFFERENT
+    level = NORMAL
+    for key in ("content", "reasoning"):
+        a, b = known.get(key, ""), sent.get(key, "")
+        if a != b:
+            lost = a.strip() == b.strip() or (key == "reasoning" and not b)
+            level = LOSSY if lost or _restored(a, b, known.get("cut", "")) else DIFFERENT
+        if level == DIFFERENT:
+            return level
+    mine, theirs = known.get("calls", ()), sent.get("calls", ())
+    if [c["name"] for c in mine] != [c["name"] for c in theirs]:
+        return DIFFERENT
+    for a, b in zip(mine, theirs, strict=True):
+        if _value(a["arguments"]) != _value(b["arguments"]):
+            if not echoed or _value(a["arguments"]) != a["arguments"]:
+                return DIFFERENT
+            level = LOSSY
+    return level
+
+
+def level_of_all(known: Sequence[dict], sent: Sequence[dict]) -> int:
+    """The same for a stretch; clients may merge neighbouring user messages, or split them."""
+    if len(known) == len(sent):
+        pairs = zip(known, sent, strict=True)
+        return max((level_of(a, b) for a, b in pairs), default=AS_SERVED)
+    mine, theirs = list(_runs(known)), list(_runs(sent))
+    if len(mine) != len(theirs):
+        return DIFFERENT
+    same = all(_joined(a, b) or _joined(b, a) for a, b in zip(mine, theirs, strict=True))
+    return LOSSY if same else DIFFERENT
+
+
+def text_key(message: dict) -> int:
+    """Equal for messages that may be the same reply."""
+    return hash((message["content"].strip(), *(c["name"] for c in message.get("calls", ()))))
 
 
 def check_tools(tools: Any) -> list[dict] | None:
@@ -43,38 +103,44 @@ def check_tools(tools: Any) -> list[dict] | None:
     return tools or None
 
 
+def canonical_json(arguments: Any) -> str:
+    """Arguments with the default separators, in the given order; what is not JSON stays."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments or {}
+    except (ValueError, RecursionError):
+        return str(arguments)
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _message(message: Any, i: int) -> dict:
     if not isinstance(message, dict):
         raise BadRequest(f"messages[{i}] must be an object")
-    role = ROLES.get(message.get("role") or "")
+    role = ROLES.get(str(message.get("role")))
     if role is None:
         raise BadRequest(f"messages[{i}].role {message.get('role')!r} is not one of {list(ROLES)}")
-    normal: dict = {"role": role, "content": _text(message.get("content"), i)}
+    text = _text(message.get("content"), i)
+    normal: dict = {"role": role, "content": NOISE.sub("", text) if role == "system" else text}
     if role == "tool":
         normal["call_id"] = str(message.get("tool_call_id") or "")
-    calls = message.get("tool_calls") or []
-    if role == "assistant" and calls:
+    if role == "assistant":
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise BadRequest(f"messages[{i}].tool_calls must be a list")
-        normal["calls"] = [_call(c, i) for c in calls]
+        normal |= {"reasoning": thought} if isinstance(thought, str) else {}
+        normal |= {"calls": [_call(c, i) for c in calls]} if calls else {}
+        normal |= {"echo": str(message["echo"])} if message.get("echo") else {}
     return normal
 
 
 def _text(content: Any, i: int) -> str:
     if content is None or isinstance(content, str):
-        text = content or ""
-    elif isinstance(content, list) and all(
-        isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
-        for p in content
+        return content or ""
+    if isinstance(content, list) and all(
+        isinstance(p, dict) and isinstance(p.get("text"), str) for p in content
     ):
-        text = "".join(p["text"] for p in content)
-    else:
-        raise BadRequest(f"messages[{i}].content must be text: this model sees nothing else")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequest(f"messages[{i}].content holds half a character: {error.reason}") from error
-    return text
+        return "".join(p["text"] for p in content)
+    raise BadRequest(f"messages[{i}].content must be text: this model sees nothing else")
 
 
 def _call(call: Any, i: int) -> dict:
@@ -88,44 +154,44 @@ def _call(call: Any, i: int) -> dict:
     }
 
 
-def canonical_json(arguments: Any) -> str:
-    """Arguments with the default separators, in the given order; what is not JSON stays."""
+def _value(arguments: str) -> str:
+    """JSON without its key order, in a spelling of its own; broken JSON as it is."""
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments or {}
-    except ValueError:
-        return str(arguments)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _bare(message: dict) -> tuple:
-    calls = message.get("calls") or ()
-    return (
-        message["role"],
-        message["content"],
-        [(c["name"], _value(c["arguments"])) for c in calls],
-    )
-
-
-def _value(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)  # key order is no difference
-    except ValueError:
+        return " " + json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
         return arguments
+
+
+def _restored(served: str, sent: str, cut: str) -> bool:
+    """The client put back the stop string that the reply was cut at, or what it stands for."""
+    rest = sent.strip().removeprefix(served.strip())
+    return bool(cut) and rest != sent.strip() and rest.strip() in (cut, cut + ">")
+
+
+def _runs(messages: Sequence[dict]) -> Iterator[list[dict]]:
+    for user, group in groupby(messages, lambda m: m["role"] == "user"):
+        run = list(group)
+        yield from [run] if user else ([m] for m in run)
+
+
+def _joined(parts: Sequence[dict], whole: Sequence[dict]) -> bool:
+    if len(parts) == 1 or len(whole) != 1:
+        return len(parts) == len(whole) and level_of_all(parts, whole) <= LOSSY
+    rest = whole[0]["content"]
+    for part in parts:
+        rest, text = rest.lstrip(), part["content"].strip()
+        if not rest.startswith(text):
+            return False
+        rest = rest[len(text) :]
+    return not rest.strip()
 
 
 def _pair(messages: list[dict]) -> list[dict]:
     """Parallel results may come in any order, but ChatML shows no ids: put them in call order."""
     out: list[dict] = []
-    i = 0
-    while i < len(messages):
-        end = i + 1
-        if messages[i]["role"] == "tool":
-            while end < len(messages) and messages[end]["role"] == "tool":
-                end += 1
-            out += _in_call_order(messages[i:end], out[-1].get("calls", ()) if out else ())
-        else:
-            out.append(messages[i])
-        i = end
+    for tool, group in groupby(messages, lambda m: m["role"] == "tool"):
+        run = list(group)
+        out += _in_call_order(run, out[-1].get("calls", ()) if out else ()) if tool else run
     return out
 
 

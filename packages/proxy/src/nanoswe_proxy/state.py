@@ -1,0 +1,109 @@
+"""What a session is: a pure function of its records.
+
+In: records, one at a time, live or read back from a log. Out: the tree of turns, the notes, whether
+it is sealed. Nothing else changes any of these. Refuses (LogError) records that fit no session.
+"""
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoswe_proxy import tree, wire
+from nanoswe_proxy.errors import LogError
+from nanoswe_proxy.log import Record
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the session fixes for all of its calls, whatever the agent asks for."""
+
+    trial_id: str
+    try_: int
+    seed_key: str
+    temperature: float
+    max_tokens: int
+    lossy: bool = True  # accept what agents are known to lose (level 2), where it is unambiguous
+    truncated: str = "close"  # a reply that was cut off is extended, or with "fork" never
+    side: str = "mask"  # side calls (another model alias, no tools) are context, or "train"
+
+
+class State:
+    """Made by its first record."""
+
+    def __init__(self, opened: dict) -> None:
+        self.cap: str = opened["cap"]
+        self.policy = Policy(**opened["policy"])
+        self.max_context: int = opened["max_context"]
+        self.about: dict[str, Any] = opened["about"]
+        self.roots: list[tree.Context] = []
+        self.nodes: list[tree.Context | tree.Generation] = []
+        self.notes: dict[str, Any] = {}
+        self.sealed = False
+        self.longest = 0  # messages in the longest request so far
+        self.matches: Counter[int] = Counter()  # requests by weakest match level
+        self.by_text: defaultdict[int, list[tree.Generation]] = defaultdict(list)
+
+    def generations(self) -> Iterable[tree.Generation]:
+        return (n for n in self.nodes if isinstance(n, tree.Generation))
+
+    def apply(self, fields: dict, blob: bytes) -> None:
+        """The only place where the state changes, live and on replay."""
+        match fields["type"]:
+            case "context":
+                self._apply_context(fields, blob)
+            case "intent":
+                parent = self.nodes[fields["parent"]]
+                made = tree.Generation(
+                    len(self.nodes), parent, fields["requested"], fields["created"]
+                )
+                parent.children.append(made)
+                self.nodes.append(made)
+                self.longest = max(self.longest, fields["messages"])
+                self.matches[fields["level"]] += 1
+            case "end":
+                self._apply_end(self.nodes[fields["node"]], fields, blob)
+            case "delivery":
+                self.nodes[fields["node"]].delivery = fields["state"]
+            case "note":
+                self.notes |= fields["notes"]
+            case "seal":
+                self.sealed = True
+            case other:
+                raise LogError(f"the log has a record of type {other!r}: it is of a newer version")
+
+    def _apply_context(self, fields: dict, blob: bytes) -> None:
+        parent = None if fields["parent"] is None else self.nodes[fields["parent"]]
+        ids, n = array("I"), 4 * fields["n"]
+        ids.frombytes(blob[:n])
+        made = (fields["messages"], fields["tools"], ids, blob[n:].decode())
+        context = tree.Context(len(self.nodes), parent, *made, fields["fork"], fields["level"])
+        self.nodes.append(context)
+        (parent.children if parent else self.roots).append(context)
+
+    def _apply_end(self, node: tree.Generation, fields: dict, blob: bytes) -> None:
+        n = 4 * fields["n"]
+        node.ids, node.logprobs, node.versions = array("I"), array("f"), fields["versions"]
+        node.ids.frombytes(blob[:n])
+        node.logprobs.frombytes(blob[n:])
+        node.stop, node.delivery = fields["stop"], "aborted"
+        if view := fields.get("view"):
+            node.view, node.delivery = view, "committed"
+            node.finish_reason, node.parse = fields["finish"], fields["parse"]
+            self.by_text[wire.text_key(view)].append(node)
+
+
+def replay(records: Sequence[Record]) -> State:
+    """The state that a log describes, as far as it goes."""
+    state = State(first(records))
+    for record in records[1:]:
+        state.apply(record.fields, record.blob)
+    return state
+
+
+def first(records: Sequence[Record]) -> dict:
+    """The fields of the record that opened the session."""
+    if not records or records[0].fields["type"] != "open":
+        raise LogError("the log ends before its session was opened")
+    return records[0].fields
