@@ -67,11 +67,13 @@ class Conversations(RuleBasedStateMachine):
         said=st.text("ab<|im_end|>\n", max_size=5),
     )
     def turn(self, data, ids, call, deliver, role, said):
-        wired, prefix = data.draw(st.sampled_from(self.histories))
+        wired, _ = data.draw(st.sampled_from(self.histories))
         if call:
             ids = encode(self.renderer, CALL % "x")
         call, ids, message = ask(self.session, wired, ids, deliver=deliver, version=len(self.truth))
-        assert tuple(call.ids[: len(prefix)]) == prefix
+        # replies of equal text and other ids are told apart by nothing but an echo id
+        prefixes = [p for w, p in self.histories if w == wired]
+        assert any(tuple(call.ids[: len(p)]) == p for p in prefixes)
         self.truth.append([call, tuple(ids), deliver])
         for entry in self.truth:  # what this request replays was delivered, whatever we were told
             entry[2] |= entry[0].node.delivery == "acknowledged"
@@ -141,7 +143,7 @@ def check(trajectory, truth):
 def test_conversations(folders, name):
     machine = type("Machine", (Conversations,), {"renderer": ChatMLRenderer(folders[name])})
     case = machine.TestCase
-    case.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+    case.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
     case("runTest").runTest()
 
 
