@@ -16,15 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nanoswe_proxy import export, tree, wire
+from nanoswe_proxy import errors, export, tree, wire
 from nanoswe_proxy.engine.base import Sampled, Sampling
-from nanoswe_proxy.errors import (
-    ContextLengthError,
-    EngineError,
-    SealedError,
-    TooLarge,
-    Unextendable,
-)
 from nanoswe_proxy.log import Log, Record
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.state import Policy, State, first
@@ -63,17 +56,12 @@ class Session(State):
 
     @classmethod
     def open(
-        cls,
-        cap: str,
-        policy: Policy,
-        renderer: Renderer,
-        max_context: int,
-        log: Log | None = None,
-        about: dict | None = None,
-    ) -> "Session":
+        cls, cap: str, policy: Policy, renderer: Renderer, max_context: int,
+        log: Log | None = None, about: dict | None = None,
+    ) -> "Session":  # fmt: skip
         """A new session."""
         opened = {"type": "open", "cap": cap, "policy": asdict(policy), "max_context": max_context}
-        opened |= {"about": about or {}}
+        opened["about"] = about or {}
         if log:
             log.append(opened)
         return cls(opened, renderer, log)
@@ -98,14 +86,14 @@ class Session(State):
         plan = self.plan(messages, tools)
         try:
             context = self.draft(plan)
-        except Unextendable as error:
+        except errors.Unextendable as error:
             context = self.draft(plan := self.plan(messages, tools, error.reason))
         return self.admit(plan, context, requested)
 
     def plan(self, messages: Sequence[dict], tools: list[dict] | None, reason: str = "") -> Plan:
         """Where the request stands now. A `reason` says why it may not extend what is there."""
         if self.sealed:
-            raise SealedError("the session is sealed")
+            raise errors.SealedError("the session is sealed")
         as_json = json.dumps(tools, ensure_ascii=False) if tools else ""
         place = tree.locate(self.roots, messages, as_json, self.cap, lossy=self.policy.lossy)
         reason = reason or self._closed(place)
@@ -142,13 +130,13 @@ class Session(State):
     ) -> Prepared:
         """Reserve the node of a call whose context was drafted."""
         if self.sealed:
-            raise SealedError("the session is sealed")
+            raise errors.SealedError("the session is sealed")
         if len(self.nodes) >= MAX_NODES:
-            raise TooLarge(f"the session has {len(self.nodes)} nodes, as many as it may")
+            raise errors.TooLarge(f"the session has {len(self.nodes)} nodes, as many as it may")
         prompt = self.prompt(context)
         room = self.max_context - len(prompt)
         if room < 1:
-            raise ContextLengthError(self.max_context, len(prompt))
+            raise errors.ContextLengthError(self.max_context, len(prompt))
         if context.index < 0:
             context = self._add_context(context)
         for node in self._unacknowledged(context):
@@ -179,13 +167,15 @@ class Session(State):
         """Record one token. Refuses (EngineError) what cannot be trained or was not asked for."""
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
-            raise SealedError("the call is over")
+            raise errors.SealedError("the call is over")
         if len(ids) >= call.sampling.max_tokens or (ids and ids[-1] in call.sampling.stop_ids):
-            raise EngineError("the engine sampled past its stop")
+            raise errors.EngineError("the engine sampled past its stop")
         if not math.isfinite(sampled.logprob) or sampled.version < 0 or sampled.token < 0:
-            raise EngineError(f"the engine gave a token that cannot be recorded: {sampled}")
+            raise errors.EngineError(f"the engine gave a token that cannot be recorded: {sampled}")
         if node.versions and sampled.version < node.versions[-1][1]:
-            raise EngineError("the engine's weight version went backwards inside a generation")
+            raise errors.EngineError(
+                "the engine's weight version went backwards inside a generation"
+            )
         node.append(sampled.token, sampled.logprob, sampled.version)
 
     def commit(self, call: Prepared, stop_string: str = "") -> dict:
@@ -195,10 +185,10 @@ class Session(State):
         """
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
-            raise SealedError("the call is over")
+            raise errors.SealedError("the call is over")
         stopped = bool(ids) and ids[-1] in call.sampling.stop_ids
         if not (stopped or stop_string or len(ids) >= call.sampling.max_tokens):
-            raise EngineError(f"the engine ended after {len(ids)} tokens without a stop")
+            raise errors.EngineError(f"the engine ended after {len(ids)} tokens without a stop")
         parsed = self.renderer.parse(ids, not stopped, call.tools)
         message: dict = {"role": "assistant", "content": parsed.content}
         if stop_string:
@@ -206,13 +196,10 @@ class Session(State):
         if parsed.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
-                {
-                    "id": tree.echo_id(self.cap, node.index, i),
-                    "type": "function",
-                    "function": {"name": c.name, "arguments": c.arguments},
-                }
+                {"id": tree.echo_id(self.cap, node.index, i), "type": "function",
+                 "function": {"name": c.name, "arguments": c.arguments}}
                 for i, c in enumerate(parsed.calls)
-            ]
+            ]  # fmt: skip
         self._end(
             node,
             stop="stop_string" if stop_string else "stop" if stopped else "length",
@@ -235,7 +222,7 @@ class Session(State):
     def annotate(self, notes: dict) -> None:
         """Facts about the whole session, such as its reward: they are part of the export."""
         if self.sealed:
-            raise SealedError("the session is sealed")
+            raise errors.SealedError("the session is sealed")
         self._write({"type": "note", "notes": notes})
 
     def seal(self) -> Trajectory:
@@ -279,10 +266,8 @@ class Session(State):
         fields = {"parent": parent, "level": context.level, "n": len(context.ids)} | {
             k: getattr(context, k) for k in ("messages", "tools", "fork")
         }
-        self._write(
-            {"type": "context", **fields},
-            array("I", context.ids).tobytes() + context.provenance.encode(),
-        )
+        ids = array("I", context.ids).tobytes()
+        self._write({"type": "context", **fields}, ids + context.provenance.encode())
         siblings = context.parent.children if context.parent else self.roots
         return siblings[-1]
 
