@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,28 +19,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from nanoswe_proxy import wire
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 CLIENT_GONE = 499
-
-
-class _Sampling(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    temperature: NonNegativeFloat | None = None
-    max_tokens: PositiveInt | None = None
-
-
-class _Open(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    trial_id: str
-    try_: int = Field(default=0, alias="try", ge=0)
-    seed_key: str | None = None
-    sampling: _Sampling = Field(default_factory=_Sampling)
+OPENING = {"trial_id": (str,), "try": (int,), "seed_key": (str,), "temperature": (int, float),
+           "max_tokens": (int,)}  # fmt: skip
+LEAST = {"try": 0, "temperature": 0, "max_tokens": 1}
 
 
 class _Reply(Response):
@@ -92,19 +79,16 @@ class _Routes:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def open(self, request: Request) -> Response:
-        try:
-            wanted = _Open.model_validate_json(await _body(request))
-        except ValidationError as error:
-            raise BadRequest(
-                "; ".join(f"{e['loc']}: {e['msg']}" for e in error.errors())
-            ) from error
-        cap = self.proxy.open(
-            wanted.trial_id,
-            wanted.try_,
-            seed_key=wanted.seed_key,
-            temperature=wanted.sampling.temperature,
-            max_tokens=wanted.sampling.max_tokens,
-        )
+        wanted = wire.loads(await _body(request))
+        facts = wanted | wanted.get("sampling", {})
+        facts.pop("sampling", None)
+        for key, value in facts.items():
+            if type(value) not in OPENING.get(key, ()) or (key in LEAST and value < LEAST[key]):
+                raise BadRequest(f"{key} = {value!r} is not known here")
+        if "trial_id" not in facts:
+            raise BadRequest("trial_id is missing")
+        facts["try_"] = facts.pop("try", 0)
+        cap = self.proxy.open(**facts)
         root = self.proxy.root_url or str(request.base_url).rstrip("/")
         return JSONResponse({"cap": cap, "base_url": f"{root}/s/{cap}/v1"}, 201)
 

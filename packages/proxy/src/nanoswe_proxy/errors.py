@@ -25,9 +25,7 @@ class BadRequest(ProxyError):
 
 
 class ContextLengthError(BadRequest):
-    """In the words that the clients of all three dialects look for."""
-
-    code = "context_length_exceeded"
+    code = "context_length_exceeded"  # and the message has the words that clients look for
 
     def __init__(self, limit: int, tokens: int) -> None:
         super().__init__(

@@ -2,14 +2,13 @@
 exactly once.
 
 A generation is trained in the deepest leaf that contains it (ties: the first), and is context in
-the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal),
-`undelivered` (the agent never got the reply) and `side` (a call beside the task, to another model
-alias). A call that a crash swallowed makes the trajectory incomplete.
+the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal)
+and `undelivered` (the agent never got the reply). A call that a crash swallowed makes the
+trajectory incomplete.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 
 from nanoswe_proxy import tree
 from nanoswe_proxy.state import State
@@ -19,9 +18,8 @@ from nanoswe_proxy.trajectory import Conservation, Provenance, Sample, Trajector
 def trajectory(state: State) -> Trajectory:
     """Cut the rows and check that no sampled token is lost or doubled."""
     policy, generations = state.policy, list(state.generations())
-    lineage = _lineages(generations)
     number = {n.index: i for i, n in enumerate(generations)}
-    reasons = {n.index: _masked(n, lineage, policy.side == "mask") for n in generations}
+    reasons = {n.index: _masked(n) for n in generations}
     trained_nodes = [n for n in generations if not reasons[n.index]]
     inner = {a.index for n in trained_nodes for a in tree.path(n)[:-1]}
     leaves = [n for n in trained_nodes if n.index not in inner]
@@ -43,7 +41,7 @@ def trajectory(state: State) -> Trajectory:
         try_=policy.try_,
         seed_key=policy.seed_key,
         temperature=policy.temperature,
-        turns=tuple(_turn(n, number, lineage, reasons[n.index]) for n in generations),
+        turns=tuple(_turn(n, number, reasons[n.index]) for n in generations),
         samples=samples,
         conservation=Conservation(
             sum(len(n.ids) for n in generations),
@@ -56,33 +54,10 @@ def trajectory(state: State) -> Trajectory:
     )
 
 
-def _lineages(generations: Sequence[tree.Generation]) -> dict[int, str]:
-    """By root: `main` has the system prompt of the first root that is not a `side`; others are
-    `sub`. A side root speaks to another model alias than most tokens do, without tools.
-    """
-    weight: Counter[str] = Counter()
-    for node in generations:
-        weight[str(node.requested.get("model", ""))] += len(node.ids) if node.parent.tools else 0
-    usual = max(weight, key=lambda alias: weight[alias], default="")
-    labels: dict[int, str] = {}
-    main = None
-    for node in generations:
-        root, alias = node.parent.root, str(node.requested.get("model", ""))
-        if root.index in labels:
-            continue
-        if weight[usual] and alias != usual and not root.tools:
-            labels[root.index] = "side"
-            continue
-        system = [m["content"] for m in root.messages if m["role"] == "system"]
-        main = system if main is None else main
-        labels[root.index] = "main" if system == main or root.fork == "system_changed" else "sub"
-    return labels
-
-
-def _masked(node: tree.Generation, lineage: dict[int, str], no_side: bool) -> str:
-    if node.delivery not in ("delivered", "acknowledged"):
-        return "aborted" if node.delivery == "aborted" else "undelivered"
-    return "side" if no_side and lineage[node.parent.root.index] == "side" else ""
+def _masked(node: tree.Generation) -> str:
+    if node.delivery in ("delivered", "acknowledged"):
+        return ""
+    return "aborted" if node.delivery == "aborted" else "undelivered"
 
 
 def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -> Sample:
@@ -114,9 +89,7 @@ def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -
     )
 
 
-def _turn(
-    node: tree.Generation, number: dict[int, int], lineage: dict[int, str], masked: str
-) -> Turn:
+def _turn(node: tree.Generation, number: dict[int, int], masked: str) -> Turn:
     up = node.parent.parent
     return Turn(
         index=number[node.index],
@@ -130,5 +103,4 @@ def _turn(
         fork=node.parent.fork if node.parent.children[0] is node else "",
         requested=node.requested,
         masked=masked,
-        lineage=lineage[node.parent.root.index],
     )

@@ -19,12 +19,7 @@ MAGIC = b"nanoswe-session/1\n"
 _HEAD = struct.Struct("<I8s")
 
 
-@dataclass(frozen=True)
-class Record:
-    """One change of a session."""
-
-    fields: dict
-    blob: bytes
+Record = tuple[dict, bytes]  # one change of a session: its fields, and raw columns
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def read(path: Path) -> Contents:
         if len(payload) < length or _link(chain, payload) != check:
             break
         text, _, blob = payload.partition(b"\0")
-        records.append(Record(json.loads(text), blob))
+        records.append((json.loads(text), blob))
         chain, at = check, start + length
     return Contents(records, at, chain, at < len(data))
 

@@ -13,8 +13,8 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import cast
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 from nanoswe_proxy.dialects import chat
 from nanoswe_proxy.engine.base import Engine, Sampled
@@ -68,25 +68,14 @@ class Proxy:
     def open_sessions(self) -> int:
         return len(self._live)
 
-    def open(
-        self,
-        trial_id: str,
-        try_: int = 0,
-        *,
-        seed_key: str | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-    ) -> str:
-        """A new session; its capability."""
+    def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
+        """A new session; its capability. `fixed` are fields of `state.Policy`."""
         cap = secrets.token_urlsafe(18)
-        policy = Policy(
-            trial_id=trial_id,
-            try_=try_,
-            seed_key=f"{trial_id}/{try_}" if seed_key is None else seed_key,
-            temperature=self.defaults.temperature if temperature is None else temperature,
-            max_tokens=self.defaults.max_tokens if max_tokens is None else max_tokens,
-        )
-        self._live[cap] = _Live(Session.open(cap, policy, self.renderer, self.engine.max_context))
+        facts = {"seed_key": f"{trial_id}/{try_}", **asdict(self.defaults)}
+        facts |= {k: v for k, v in fixed.items() if v is not None}
+        policy = Policy(trial_id, try_, **facts)
+        session = Session.open(cap, policy, self.renderer, self.engine.max_context)
+        self._live[cap] = _Live(session)
         self.counts["sessions"] += 1
         return cap
 
@@ -137,9 +126,7 @@ class Proxy:
         task.add_done_callback(_retrieve)
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(call.ids)
-        self.counts["forks"] += bool(
-            call.node.parent.fork and call.node.parent.children[0] is call.node
-        )
+        self.counts["forks"] += bool(call.node.parent.fork and len(call.node.parent.children) == 1)
         return Exchange(digest, call, task)
 
     def delivered(self, cap: str, exchange: Exchange) -> None:

@@ -24,6 +24,7 @@ from nanoswe_proxy.state import Policy, State, first
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_NODES = 20_000
+Tools = list[dict] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Plan:
 
     place: tree.Place
     messages: Sequence[dict]
-    tools: list[dict] | None
+    tools: Tools
     tools_json: str
     replay: Mapping[int, Sequence[int]]  # sampled ids by index in `place.rest`
 
@@ -44,7 +45,7 @@ class Prepared:
     node: tree.Generation
     ids: array
     sampling: Sampling
-    tools: list[dict] | None
+    tools: Tools
 
 
 class Session(State):
@@ -70,19 +71,15 @@ class Session(State):
     def resume(cls, records: Sequence[Record], renderer: Renderer, log: Log) -> "Session":
         """The session that a log describes; what was under way died with the process."""
         session = cls(first(records), renderer, log)
-        for record in records[1:]:
-            session.apply(record.fields, record.blob)
+        for fields, blob in records[1:]:
+            session.apply(fields, blob)
         for node in session.generations():
             if node.delivery == "sampling":
                 session._end(node, stop="lost")
         return session
 
-    def prepare(
-        self, messages: Sequence[dict], tools: list[dict] | None, requested: dict
-    ) -> Prepared:
-        """The prompt for wire-normal messages. Reserves the node: calls that overlap keep their
-        order.
-        """
+    def prepare(self, messages: Sequence[dict], tools: Tools, requested: dict) -> Prepared:
+        """The prompt for wire-normal messages. Reserves the node: calls keep their order."""
         plan = self.plan(messages, tools)
         try:
             context = self.draft(plan)
@@ -90,7 +87,7 @@ class Session(State):
             context = self.draft(plan := self.plan(messages, tools, error.reason))
         return self.admit(plan, context, requested)
 
-    def plan(self, messages: Sequence[dict], tools: list[dict] | None, reason: str = "") -> Plan:
+    def plan(self, messages: Sequence[dict], tools: Tools, reason: str = "") -> Plan:
         """Where the request stands now. A `reason` says why it may not extend what is there."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
@@ -122,12 +119,10 @@ class Session(State):
             last = place.parent.ids
             encoded = self.renderer.tail(place.rest, last, plan.replay, history, plan.tools)
         ids = array("I", encoded.ids)
-        made = (-1, place.parent, place.rest, plan.tools_json, ids, encoded.provenance)
-        return tree.Context(*made, place.fork, place.level)
+        made = (place.parent, place.rest, plan.tools_json, ids, encoded.provenance, place.fork)
+        return tree.Context(-1, *made)
 
-    def admit(
-        self, plan: Plan, context: tree.Context, requested: dict, created: int | None = None
-    ) -> Prepared:
+    def admit(self, plan: Plan, context: tree.Context, requested: dict) -> Prepared:
         """Reserve the node of a call whose context was drafted."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
@@ -142,8 +137,8 @@ class Session(State):
         for node in self._unacknowledged(context):
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
         intent = {"parent": context.index, "requested": requested, "messages": len(plan.messages)}
-        created = int(time.time()) if created is None else created
-        self._write({"type": "intent", **intent, "level": plan.place.level, "created": created})
+        intent |= {"level": plan.place.level, "created": int(time.time())}
+        self._write({"type": "intent", **intent})
         depth, ordinal = len(tree.path(context.parent)) // 2, len(context.children) - 1
         asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]
         sampling = Sampling(
@@ -173,26 +168,19 @@ class Session(State):
         if not math.isfinite(sampled.logprob) or sampled.version < 0 or sampled.token < 0:
             raise errors.EngineError(f"the engine gave a token that cannot be recorded: {sampled}")
         if node.versions and sampled.version < node.versions[-1][1]:
-            raise errors.EngineError(
-                "the engine's weight version went backwards inside a generation"
-            )
+            raise errors.EngineError("the engine's weight version went backwards in a call")
         node.append(sampled.token, sampled.logprob, sampled.version)
 
-    def commit(self, call: Prepared, stop_string: str = "") -> dict:
-        """Freeze the generation; the assistant message to serve, as Chat Completions has it.
-
-        `stop_string` is what the reply was cut at; its ids stay.
-        """
+    def commit(self, call: Prepared) -> dict:
+        """Freeze the generation; the assistant message to serve, as Chat Completions has it."""
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
             raise errors.SealedError("the call is over")
         stopped = bool(ids) and ids[-1] in call.sampling.stop_ids
-        if not (stopped or stop_string or len(ids) >= call.sampling.max_tokens):
+        if not stopped and len(ids) < call.sampling.max_tokens:
             raise errors.EngineError(f"the engine ended after {len(ids)} tokens without a stop")
         parsed = self.renderer.parse(ids, not stopped, call.tools)
         message: dict = {"role": "assistant", "content": parsed.content}
-        if stop_string:
-            message |= {"content": parsed.content.partition(stop_string)[0]}
         if parsed.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -202,10 +190,10 @@ class Session(State):
             ]  # fmt: skip
         self._end(
             node,
-            stop="stop_string" if stop_string else "stop" if stopped else "length",
-            finish="tool_calls" if parsed.calls else "stop" if stopped or stop_string else "length",
+            stop="stop" if stopped else "length",
+            finish="length" if not stopped else "tool_calls" if parsed.calls else "stop",
             parse=parsed.status,
-            view=wire.normalise_one(message) | ({"cut": stop_string} if stop_string else {}),
+            view=wire.normalise([message])[0],
         )
         return message
 
@@ -263,9 +251,8 @@ class Session(State):
 
     def _add_context(self, context: tree.Context) -> tree.Context:
         parent = context.parent.index if context.parent else None
-        fields = {"parent": parent, "level": context.level, "n": len(context.ids)} | {
-            k: getattr(context, k) for k in ("messages", "tools", "fork")
-        }
+        fields = {"parent": parent, "messages": context.messages, "tools": context.tools}
+        fields |= {"fork": context.fork, "n": len(context.ids)}
         ids = array("I", context.ids).tobytes()
         self._write({"type": "context", **fields}, ids + context.provenance.encode())
         siblings = context.parent.children if context.parent else self.roots

@@ -26,7 +26,6 @@ class Policy:
     max_tokens: int
     lossy: bool = True  # accept what agents are known to lose (level 2), where it is unambiguous
     truncated: str = "close"  # a reply that was cut off is extended, or with "fork" never
-    side: str = "mask"  # side calls (another model alias, no tools) are context, or "train"
 
 
 class State:
@@ -78,7 +77,7 @@ class State:
         ids, n = array("I"), 4 * fields["n"]
         ids.frombytes(blob[:n])
         made = (fields["messages"], fields["tools"], ids, blob[n:].decode())
-        context = tree.Context(len(self.nodes), parent, *made, fields["fork"], fields["level"])
+        context = tree.Context(len(self.nodes), parent, *made, fields["fork"])
         self.nodes.append(context)
         (parent.children if parent else self.roots).append(context)
 
@@ -97,13 +96,13 @@ class State:
 def replay(records: Sequence[Record]) -> State:
     """The state that a log describes, as far as it goes."""
     state = State(first(records))
-    for record in records[1:]:
-        state.apply(record.fields, record.blob)
+    for fields, blob in records[1:]:
+        state.apply(fields, blob)
     return state
 
 
 def first(records: Sequence[Record]) -> dict:
     """The fields of the record that opened the session."""
-    if not records or records[0].fields["type"] != "open":
+    if not records or records[0][0]["type"] != "open":
         raise LogError("the log ends before its session was opened")
-    return records[0].fields
+    return records[0][0]

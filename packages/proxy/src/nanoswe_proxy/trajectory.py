@@ -45,7 +45,6 @@ class Turn:
     fork: str  # why this turn's prompt did not extend the latest one; "" when it did
     requested: dict  # sampling values the agent asked for; the session's own were used
     masked: str = ""  # why its tokens are not trained; "" when they are
-    lineage: str = "main"  # main, sub (another system prompt) or side (another model alias)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ class Context:
     ids: Sequence[int]
     provenance: str
     fork: str
-    level: int = 0  # the weakest match of the request that made it
     children: list["Generation"] = field(default_factory=list)
 
     @property
@@ -73,7 +72,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request stands: an existing context, or a parent and the messages that follow it."""
+    """An existing context, or a parent and the messages that follow it."""
 
     context: Context | None
     parent: Generation | None
@@ -131,7 +130,7 @@ def locate(
     best = _Step(None, None, 0, 0)
     front = [best]
     while front:
-        found = [f for step in front for f in _next(step, roots, messages, turns, tools, secret)]
+        found = [f for step in front for f in _next(step, roots, (messages, turns, tools, secret))]
         front = [f for f in found if f.level < wire.LOSSY]
         if not front and lossy and len(found) == 1:
             front = found
@@ -146,15 +145,9 @@ def locate(
     return Place(None, best.generation, rest, fork, best.level)
 
 
-def _next(
-    step: _Step,
-    roots: Sequence[Context],
-    messages: Sequence[dict],
-    turns: Sequence[int],
-    tools: str,
-    secret: str,
-) -> list[_Step]:
+def _next(step: _Step, roots: Sequence[Context], request: tuple) -> list[_Step]:
     """Every match of the next stretch of messages, and of the reply after it."""
+    messages, turns, tools, secret = request
     found = []
     for context in step.generation.children if step.generation else roots:
         if step.generation is None and context.tools != tools:

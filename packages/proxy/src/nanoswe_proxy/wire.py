@@ -9,7 +9,7 @@ it cannot carry exactly: images, unknown roles.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -43,16 +43,11 @@ def normalise(messages: Any) -> list[dict]:
     return _pair([_message(m, i) for i, m in enumerate(messages)])
 
 
-def normalise_one(message: dict) -> dict:
-    """One message by itself: how a reply will look when a client sends it back."""
-    return _message(message, 0)
-
-
 def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
     """How well `sent` repeats `known`. `echoed`: an id of ours says that it does.
 
     NORMAL: equal but for ids and key order. LOSSY: what agents are known to do: trim, drop the
-    reasoning, put a stop string back; repair broken arguments, if an id vouches for the call.
+    reasoning; repair broken arguments, if an id vouches for the call.
     """
     if known == sent:
         return AS_SERVED
@@ -62,10 +57,9 @@ def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
     for key in ("content", "reasoning"):
         a, b = known.get(key, ""), sent.get(key, "")
         if a != b:
-            lost = a.strip() == b.strip() or (key == "reasoning" and not b)
-            level = LOSSY if lost or _restored(a, b, known.get("cut", "")) else DIFFERENT
-        if level == DIFFERENT:
-            return level
+            if a.strip() != b.strip() and (b or key == "content"):
+                return DIFFERENT
+            level = LOSSY
     mine, theirs = known.get("calls", ()), sent.get("calls", ())
     if [c["name"] for c in mine] != [c["name"] for c in theirs]:
         return DIFFERENT
@@ -79,14 +73,12 @@ def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
 
 def level_of_all(known: Sequence[dict], sent: Sequence[dict]) -> int:
     """The same for a stretch; clients may merge neighbouring user messages, or split them."""
-    if len(known) == len(sent):
-        pairs = zip(known, sent, strict=True)
-        return max((level_of(a, b) for a, b in pairs), default=AS_SERVED)
-    mine, theirs = list(_runs(known)), list(_runs(sent))
-    if len(mine) != len(theirs):
-        return DIFFERENT
-    same = all(_joined(a, b) or _joined(b, a) for a, b in zip(mine, theirs, strict=True))
-    return LOSSY if same else DIFFERENT
+    floor = AS_SERVED if len(known) == len(sent) else LOSSY
+    if floor:
+        known, sent = _folded(known), _folded(sent)
+        if len(known) != len(sent):
+            return DIFFERENT
+    return max([floor, *(level_of(a, b) for a, b in zip(known, sent, strict=True))])
 
 
 def text_key(message: dict) -> int:
@@ -96,9 +88,7 @@ def text_key(message: dict) -> int:
 
 def check_tools(tools: Any) -> list[dict] | None:
     """The tool list, or None for none."""
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(t, dict) for t in tools)
-    ):
+    if not isinstance(tools or [], list) or not all(isinstance(t, dict) for t in tools or []):
         raise BadRequest("tools must be a list of objects")
     return tools or None
 
@@ -162,28 +152,13 @@ def _value(arguments: str) -> str:
         return arguments
 
 
-def _restored(served: str, sent: str, cut: str) -> bool:
-    """The client put back the stop string that the reply was cut at, or what it stands for."""
-    rest = sent.strip().removeprefix(served.strip())
-    return bool(cut) and rest != sent.strip() and rest.strip() in (cut, cut + ">")
-
-
-def _runs(messages: Sequence[dict]) -> Iterator[list[dict]]:
-    for user, group in groupby(messages, lambda m: m["role"] == "user"):
-        run = list(group)
-        yield from [run] if user else ([m] for m in run)
-
-
-def _joined(parts: Sequence[dict], whole: Sequence[dict]) -> bool:
-    if len(parts) == 1 or len(whole) != 1:
-        return len(parts) == len(whole) and level_of_all(parts, whole) <= LOSSY
-    rest = whole[0]["content"]
-    for part in parts:
-        rest, text = rest.lstrip(), part["content"].strip()
-        if not rest.startswith(text):
-            return False
-        rest = rest[len(text) :]
-    return not rest.strip()
+def _folded(messages: Sequence[dict]) -> list[dict]:
+    out: list[dict] = []
+    for m in messages:
+        user = m["role"] == "user"
+        text = out.pop()["content"] + " " if user and out and out[-1]["role"] == "user" else ""
+        out.append(m | {"content": " ".join((text + m["content"]).split())} if user else m)
+    return out
 
 
 def _pair(messages: list[dict]) -> list[dict]:
