@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 
 # These run in environments of their own: `nox --session vllm clients openhands`.
-NEEDS = {"test_vllm.py": "vllm", "test_clients.py": "minisweagent", "test_openhands.py": "openhands"}
-collect_ignore = [file for file, module in NEEDS.items() if find_spec(module) is None]
+NEEDS = {"vllm": "vllm", "clients": "minisweagent", "openhands": "openhands"}
+collect_ignore = [f"test_{name}.py" for name, module in NEEDS.items() if find_spec(module) is None]
 
 settings.register_profile("tests", deadline=None, max_examples=60)
 settings.load_profile("tests")

@@ -200,12 +200,14 @@ def test_hanging_up_aborts_the_request(vllm_url, model):
         for _ in range(3):
             await anext(stream)
         await stream.aclose()
-        await asyncio.sleep(2)
         await hang_up(engine)
 
     asyncio.run(main())
-    assert metric(vllm_url, r"vllm:num_requests_running\{") == 0
+    end = time.monotonic() + 30
+    while metric(vllm_url, aborted) == before and time.monotonic() < end:
+        time.sleep(0.2)
     assert metric(vllm_url, aborted) == before + 1
+    assert metric(vllm_url, r"vllm:num_requests_running\{") == 0
 
 
 def test_pause_and_resume_with_a_version(vllm_url, model):
