@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Batch, Row, bins, pack
 
 # loss(logprobs_N, batch) -> (scalar to minimise, metrics that add up over micro-batches)
@@ -36,12 +37,8 @@ class Worker:
 
     def __init__(self, decoder: Decoder, *, learning_rate: float, muon_learning_rate: float = 0.0,
                  clip_norm: float = 1.0, max_tokens: int = 16384, bf16: bool = False):  # fmt: skip
-        self.decoder, self.clip_norm, self.max_tokens, self.bf16 = (
-            decoder,
-            clip_norm,
-            max_tokens,
-            bf16,
-        )
+        self.decoder, self.clip_norm = decoder, clip_norm
+        self.max_tokens, self.bf16 = max_tokens, bf16
         matrices = [p for n, p in decoder.named_parameters() if p.ndim == 2 and ".layers." in n]
         chosen = {id(p) for p in matrices} if muon_learning_rate else set()
         rest = [p for p in decoder.parameters() if id(p) not in chosen]
@@ -49,9 +46,7 @@ class Worker:
             torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         ]
         if muon_learning_rate:
-            self.optimizers.append(
-                torch.optim.Muon(matrices, lr=muon_learning_rate, weight_decay=0.0)
-            )
+            self.optimizers.append(Muon(matrices, muon_learning_rate))
         self.base_rates = [o.param_groups[0]["lr"] for o in self.optimizers]
         self.skipped = 0
 
