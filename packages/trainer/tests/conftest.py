@@ -1,6 +1,6 @@
 """Fixtures: a random tiny decoder with a real tokenizer, and one compute thread."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,17 +29,32 @@ def decoder(model_dir: Path) -> Decoder:
 
 
 @pytest.fixture
-def small() -> Decoder:
+def small(randomise: Callable[[Decoder], Decoder]) -> Decoder:
     """Two layers over a vocabulary of 50; weights large enough that distributions are far from
     flat.
     """
     config = ModelConfig(
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8
     )
-    decoder = initialise(config, 3)
+    decoder = randomise(initialise(config, 3))
     with torch.no_grad():
-        decoder.model.embed_tokens.weight.mul_(8)
+        decoder.model.embed_tokens.weight.mul_(4)
     return decoder
+
+
+@pytest.fixture
+def randomise() -> Callable[[Decoder], Decoder]:
+    """Makes every matrix random: a fresh model's blocks add nothing, and would hide a fault."""
+
+    def change(decoder: Decoder) -> Decoder:
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(std=parameter.shape[1] ** -0.5, generator=generator)
+        return decoder
+
+    return change
 
 
 @pytest.fixture

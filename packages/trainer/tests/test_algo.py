@@ -15,6 +15,7 @@ from nanoswe_trainer.algo import (
 )
 from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Row, bins, pack
 
 
@@ -165,3 +166,26 @@ def test_entropy_and_logprobs_by_hand(small: Decoder) -> None:
 def test_malformed_rows_are_refused(make) -> None:
     with pytest.raises(ValueError):
         make()
+
+
+def test_muon_steps_along_the_nearest_orthogonal_matrix() -> None:
+    torch.manual_seed(0)
+    shapes = [(12, 12), (24, 12), (12, 24), (12, 12)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    before = [p.detach().clone() for p in ours]
+    optimizers = Muon(ours, lr=0.02), torch.optim.Muon(theirs, lr=0.02, weight_decay=0.0)
+    for step in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape)
+            other.grad = mine.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        if step == 0:
+            for mine, start in zip(ours, before, strict=True):
+                rows, columns = mine.shape
+                moved = (start - mine.detach()) / (0.02 * max(1.0, rows / columns) ** 0.5)
+                assert torch.linalg.svdvals(moved).sub(0.95).abs().max() < 0.3
+    # torch's iterates in bfloat16, with three decimal digits
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine - other).abs().max() < 3 * 0.02 * 0.02

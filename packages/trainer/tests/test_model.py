@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def logits(decoder: Decoder, documents: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_logits_equal_transformers_on_random_configs(seed: int, tmp_path: Path) -> None:
+def test_logits_equal_transformers_on_random_configs(
+    seed: int, tmp_path: Path, randomise: Callable[[Decoder], Decoder]
+) -> None:
     rng = random.Random(seed)
     kv = rng.choice([1, 2])
     config = ModelConfig(
@@ -38,7 +41,7 @@ def test_logits_equal_transformers_on_random_configs(seed: int, tmp_path: Path) 
         head_dim=rng.choice([8, 16]), rope_theta=rng.choice([1e4, 1e6]),
         tie_word_embeddings=bool(seed % 2),
     )  # fmt: skip
-    ours = initialise(config, seed)
+    ours = randomise(initialise(config, seed))
     save_decoder(ours, tmp_path)
     theirs = Qwen3ForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
