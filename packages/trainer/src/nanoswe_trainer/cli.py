@@ -150,24 +150,23 @@ def _print_summary(summary: Any, report: Path) -> None:
     from rich.table import Table
 
     k = summary.before["sampled"]["k"]
+    evaluations = [summary.before, summary.after] if summary.gains else [summary.before]
     table = Table(title="held-out tasks, 95 % intervals")
-    for column in ("", "after SFT", "after RL", "gain"):
+    for column in ("", "after SFT", "after RL", "gain")[: 4 if summary.gains else 2]:
         table.add_column(column)
-    for kind, name in (
-        ("sampled", f"avg@{k}, temperature as trained"),
-        ("greedy", "greedy accuracy"),
-    ):
+    for kind, name in (("sampled", f"avg@{k}"), ("greedy", "greedy accuracy")):
         cells = [
             f"{e[kind]['avg_at_k']:.2f}  [{e[kind]['avg_low']:.2f}, {e[kind]['avg_high']:.2f}]"
-            for e in (summary.before, summary.after)
+            for e in evaluations
         ]
-        value, low, high = summary.gains[kind]
-        table.add_row(name, *cells, f"{value:+.2f}  [{low:+.2f}, {high:+.2f}]")
-    before, after = (e["sampled"]["pass_at_k"] for e in (summary.before, summary.after))
-    table.add_row(f"pass@{k}", f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
-    lost = sum(
-        e[kind]["trials_without_reward"] for e in (summary.before, summary.after) for kind in e
-    )
+        if summary.gains:
+            value, low, high = summary.gains[kind]
+            cells.append(f"{value:+.2f}  [{low:+.2f}, {high:+.2f}]")
+        table.add_row(name, *cells)
+    shares = [e["sampled"]["pass_at_k"] for e in evaluations]
+    gain = [f"{shares[-1] - shares[0]:+.2f}"] if summary.gains else []
+    table.add_row(f"pass@{k}", *(f"{share:.2f}" for share in shares), *gain)
+    lost = sum(e[kind]["trials_without_reward"] for e in evaluations for kind in e)
     tasks = summary.before["sampled"]["tasks"]
     table.caption = f"{tasks} tasks; {lost} trials without a reward (our machinery's failures)"
     Console().print(table)

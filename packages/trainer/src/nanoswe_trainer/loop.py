@@ -42,7 +42,7 @@ RECORDS = ("trials.jsonl", "trajectories.jsonl", "metrics.jsonl")
 @dataclass(frozen=True)
 class Summary:
     """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains:
-    value, low, high.
+    value, low, high. Without RL, after is before and there are no gains.
     """
 
     before: dict[str, dict[str, Any]]
@@ -230,8 +230,10 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
                 recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror, run.compute
             ) as rollouts:
                 before = await eval_stage(run, "eval_before", 0, rollouts)
-                await rl_stage(run, engine, rollouts)
-                after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
+                after = before
+                if recipe.train.steps:
+                    await rl_stage(run, engine, rollouts)
+                    after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
         finally:
             run.compute.shutdown(cancel_futures=True)
         save_decoder(run.decoder, folder / "export")
@@ -241,5 +243,5 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
     return Summary(
         before={k: eval_metrics(before[k], n, recipe.seed) for k, n in attempts.items()},
         after={k: eval_metrics(after[k], n, recipe.seed) for k, n in attempts.items()},
-        gains={k: gain(before[k], after[k], recipe.seed) for k in attempts},
+        gains={k: gain(before[k], after[k], recipe.seed) for k in attempts if recipe.train.steps},
     )
