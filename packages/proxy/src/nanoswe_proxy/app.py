@@ -155,6 +155,8 @@ async def serve(
         access_log=False,
         lifespan="off",
         ws="none",
+        # longer than clients keep an idle connection (httpx: 5 s): else a request meets its closing
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
     )
     server = _Server(config)
