@@ -56,13 +56,11 @@ def load(folder: Path, recipe_digest: str) -> tuple[Position, dict[str, Any]] | 
     try:
         record = torch.load(path, weights_only=True)
     except Exception as error:  # a damaged file fails in whatever way its bytes suggest
-        raise CheckpointError(
-            f"{path}: cannot be read ({error}); delete {folder} to start again"
-        ) from error
+        again = f"delete {folder} to start again"
+        raise CheckpointError(f"{path}: cannot be read ({error}); {again}") from error
     if record["recipe"] != recipe_digest:
-        raise CheckpointError(
-            f"{folder.parent}: was made by another recipe; choose another name=…, or delete it"
-        )
+        other = "was made by another recipe; choose another name=…, or delete it"
+        raise CheckpointError(f"{folder.parent}: {other}")
     return Position(record["stage"], record["step"], record["sizes"]), record["state"]
 
 

@@ -14,6 +14,11 @@ from typing import Any
 
 import click
 
+RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"))
+FALLBACK = click.option(
+    "--allowlist-fallback", is_flag=True, help="Where no sandbox starts, take `allowlist`."
+)
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="nanoswe-trainer")
@@ -44,31 +49,24 @@ async def _sandbox_kind(recipe: Any, work: Path, fall_back: bool, view: Any) -> 
         if not fall_back:
             raise
         view.note(f"WARNING: {error}")
-        view.note(
-            "WARNING: falling back to `allowlist`: a few named programs on a temporary copy, "
-            "and NO isolation."
-        )
+        view.note("WARNING: `allowlist` instead: a few programs on a copy, and NO isolation.")
         return "allowlist"
 
 
 @cli.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), help="Folder of run folders."
-)
-@click.option(
-    "--allowlist-fallback",
-    is_flag=True,
-    help="Where no sandbox can start, use `allowlist` (demo only).",
-)
+@RUNS
+@FALLBACK
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def run(
-    recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool, as_json: bool
+    recipe: str,
+    overrides: tuple[str, ...],
+    runs: Path,
+    allowlist_fallback: bool,
+    as_json: bool = False,
 ) -> None:
-    """Run RECIPE (a name below recipes/train, or a path) with section.key=value overrides; resumes
-    if it was begun.
-    """
+    """Run RECIPE (a name below recipes/train, or a path); run it again to resume."""
     from nanoswe_evalkit.report import write_report
     from nanoswe_harbor.task import load_tasks
     from nanoswe_trainer.loop import train
@@ -96,22 +94,13 @@ def run(
 @cli.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"))
-@click.option("--allowlist-fallback", is_flag=True)
+@RUNS
+@FALLBACK
 @click.pass_context
-def sft(
-    context: click.Context,
-    recipe: str,
-    overrides: tuple[str, ...],
-    runs: Path,
-    allowlist_fallback: bool,
-) -> None:
+def sft(context: click.Context, recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
     """SFT and its evaluation only: RECIPE with train.steps=0."""
     path = find_recipe(recipe, "sft")
-    context.invoke(
-        run, recipe=str(path), overrides=(*overrides, "train.steps=0"), runs=runs,
-        allowlist_fallback=allowlist_fallback, as_json=False,
-    )  # fmt: skip
+    context.invoke(run, recipe=str(path), overrides=(*overrides, "train.steps=0"), **options)
 
 
 @cli.command()
@@ -131,14 +120,10 @@ def check(recipe: str, overrides: tuple[str, ...]) -> None:
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 def export(run_dir: Path, out: Path) -> None:
-    """Copy a finished run's weights, tokenizer and template: a folder that transformers and vLLM
-    load.
-    """
+    """Copy a finished run's model: a folder that transformers and vLLM load."""
     source = run_dir / "export"
     if not (source / "model.safetensors").exists():
-        raise click.ClickException(
-            f"{source}: no weights there; finish the run first (run it again to resume)"
-        )
+        raise click.ClickException(f"{source}: no weights; finish the run (it resumes)")
     if out.exists():
         raise click.ClickException(f"{out} exists; name a new folder")
     shutil.copytree(source, out)
@@ -186,9 +171,8 @@ def main() -> None:
         click.echo("interrupted; run the same command again to resume", err=True)
         sys.exit(130)
     except ImportError as error:
-        click.echo(
-            f"error: {error.name} is not installed: pip install 'nanoswe-trainer[cpu]'", err=True
-        )
+        missing = f"{error.name} is not installed: pip install 'nanoswe-trainer[cpu]'"
+        click.echo(f"error: {missing}", err=True)
         sys.exit(2)
     except Exception as error:
         if not _expected(error):
@@ -198,9 +182,7 @@ def main() -> None:
 
 
 def _expected(error: BaseException) -> bool:
-    """Errors that name themselves: ours by class, and the operating system's (a full disk, a
-    missing folder).
-    """
+    """Errors that name themselves: ours by class, and the operating system's (a full disk)."""
     if isinstance(error, BaseExceptionGroup):
         return len(error.exceptions) == 1 and _expected(error.exceptions[0])
     ours = type(error).__module__.startswith("nanoswe_")

@@ -9,7 +9,6 @@ it was. Refuses a folder made by another recipe.
 import asyncio
 import json
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +50,7 @@ class Summary:
 
 
 class Run:
-    """What the stages share. `compute` is the one thread that all tensor work runs on, so nothing
-    races.
-    """
+    """What the stages share. All tensor work runs on the one thread of `compute`: no races."""
 
     def __init__(
         self, recipe: TrainRecipe, folder: Path, sandbox_kind: str, tracker: Tracker, view: View
@@ -63,17 +60,15 @@ class Run:
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         tasks = load_tasks(recipe.tasks.path)
         self.tasks = tasks[: recipe.tasks.limit]
-        self.heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)[
-            : recipe.tasks.limit
-        ]
+        heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
+        self.heldout = heldout[: recipe.tasks.limit]
         self.model_dir = folder / "model"
         if not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)
         self.renderer = ChatMLRenderer(self.model_dir)
         tokens = self.renderer.codec.full
-        texts = [
-            tokens.decode([i], skip_special_tokens=False) for i in range(tokens.get_vocab_size())
-        ]
+        every = range(tokens.get_vocab_size())
+        texts = [tokens.decode([i], skip_special_tokens=False) for i in every]
         (folder / "tokens.json").write_text(json.dumps(texts))
         self.decoder: Decoder = load_decoder(self.model_dir)
         self.digest = digest(recipe)
@@ -119,11 +114,8 @@ async def sft_stage(run: Run) -> None:
     if not recipe.sft.steps:
         run.finish("sft")
         return
-    worker = run.worker(
-        "sft",
-        learning_rate=recipe.sft.learning_rate,
-        muon_learning_rate=recipe.sft.muon_learning_rate,
-    )
+    rates = recipe.sft.learning_rate, recipe.sft.muon_learning_rate
+    worker = run.worker("sft", learning_rate=rates[0], muon_learning_rate=rates[1])
     run.view.stage("SFT", recipe.sft.steps, first)
     cancelled = False
 
@@ -195,12 +187,9 @@ async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(
-        done: int,
-        metrics: dict[str, float],
-        trials: Sequence[Trial],
-        trajectories: dict[str, Trajectory],
+        done: int, metrics: dict[str, float], trials: list[Trial], sealed: dict[str, Trajectory]
     ) -> None:
-        append_records(run.folder, trials, trajectories)
+        append_records(run.folder, trials, sealed)
         run.tracker.log({"stage": "rl", **metrics}, done)
         run.view.numbers(metrics)
         run.view.advance(done)

@@ -7,7 +7,7 @@ characters are dropped.
 """
 
 import time
-from types import TracebackType
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,9 +26,7 @@ PLAIN_EVERY_SEC = 5.0
 def sparkline(values: list[float], width: int = 60) -> str:
     """Values from 0 to 1 as bars; where there are more than `width`, neighbours are averaged."""
     size = max(1, -(-len(values) // width))
-    means = [
-        sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)
-    ]
+    means = [fmean(values[i : i + size]) for i in range(0, len(values), size)]
     return "".join(BARS[min(7, max(0, int(v * 8)))] for v in means)
 
 
@@ -41,12 +39,8 @@ class View:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
+        name = TextColumn("[bold]{task.description}")
+        self._progress = Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._curve: list[float] = []
         self._numbers: dict[str, float] = {}
         self._trial: Trial | None = None
@@ -59,12 +53,7 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self.console.is_terminal:
             self._live.stop()
 
@@ -108,9 +97,8 @@ class View:
         curve = Text(sparkline(self._curve), style="green")
         parts: list[RenderableType] = [self._progress, table]
         if self._curve:
-            parts.append(
-                Panel(curve, title=f"reward, {len(self._curve)} steps", title_align="left")
-            )
+            title = f"reward, {len(self._curve)} steps"
+            parts.append(Panel(curve, title=title, title_align="left"))
         if self._trial:
             parts.append(self._trial_panel(self._trial))
         return Group(*parts)
@@ -122,10 +110,8 @@ class View:
             for call in calls:
                 text.append("$ " + clean(str(call["function"]["arguments"])) + "\n", style="cyan")
             if not calls and message.get("content"):
-                text.append(
-                    clean(str(message["content"])).rstrip("\n") + "\n",
-                    style="" if message["role"] == "user" else "dim",
-                )
+                style = "" if message["role"] == "user" else "dim"
+                text.append(clean(str(message["content"])).rstrip("\n") + "\n", style=style)
         lines = text.split("\n")[-LINES_OF_A_TRIAL:]
         colour = {1.0: "green", 0.0: "red", None: "yellow"}[trial.reward]
         title = f"{trial.trial_id}  {trial.outcome}"
