@@ -85,7 +85,7 @@ def test_memory_of_one_process_is_bounded(sandboxes: SandboxFactory, task: Task)
 def test_memory_of_all_processes_is_bounded(sandboxes: SandboxFactory, task: Task) -> None:
     hog = "python3 -c 'import time; x = bytearray(b\"x\") * (200 << 20); time.sleep(9)'"
     code, text = _run(sandboxes, task, f"{hog} & {hog} & {hog} & {hog} & wait")
-    assert code == 137 and "bytes of memory" in text
+    assert code == 137 and "MiB of memory" in text
 
 
 def test_tmp_is_bounded(sandboxes: SandboxFactory, task: Task) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from fake_model import FakeModel, Reply, call, fake_model
 
-from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig
+from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
 from nanoswe_evalkit.agents.nop import NopAgent
 from nanoswe_evalkit.agents.oracle import OracleAgent
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.sandboxes.base import Sandbox
 from nanoswe_evalkit.trial import Trial, from_line, run_trial, seed_of, to_line
 from nanoswe_harbor.grader.policy import sections
 from nanoswe_harbor.task import Task
@@ -30,15 +29,8 @@ class BashAgent:
     def __init__(self, script: str) -> None:
         self.script = script
 
-    async def run(
-        self,
-        task: Task,
-        sandbox: Sandbox,
-        base_url: str,
-        model: ModelConfig,
-        messages: list[Message],
-    ) -> Stop:
-        await sandbox.run(["bash", "-c", self.script])
+    async def run(self, job: Job) -> Stop:
+        await job.sandbox.run(["bash", "-c", self.script])
         return Stop.FINISHED
 
     async def close(self) -> None: ...

@@ -23,6 +23,7 @@ from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.agents.nop import NopAgent
 from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.agents.outside import RunnerAgent
 from nanoswe_evalkit.grading import grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
 from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
@@ -37,8 +38,10 @@ from nanoswe_harbor.task import Task, load_tasks
 
 async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str) -> dict[str, Any]:
     """Run or resume the recipe in `folder`; the summary."""
-    if recipe.agent.kind == "nano" and not recipe.model.base_url:
-        raise EvalkitError("agent nano needs model.base_url, such as http://127.0.0.1:8000/v1")
+    if recipe.agent.kind not in ("oracle", "nop") and not recipe.model.base_url:
+        raise EvalkitError(
+            f"agent {recipe.agent.kind} needs model.base_url, such as http://127.0.0.1:8000/v1"
+        )
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks = load_tasks(recipe.tasks.path)[: recipe.tasks.limit]
@@ -46,11 +49,13 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     kind = await pick(recipe.sandbox.kind, work)
     _claim(folder, recipe)
     sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
-    agent = make_agent(recipe.agent)
     total = len(tasks) * recipe.eval.attempts
     config = recipe.model_dump(mode="json")
     wandb = recipe.eval.tracker == "wandb"
+    agent = make_agent(recipe.agent)
     try:
+        if isinstance(agent, RunnerAgent):
+            await agent.start()
         with (
             Tracker(folder, recipe.name, config, wandb=wandb) as tracker,
             _progress(console, f"{recipe.name} ({kind})", total) as advance,
@@ -166,6 +171,9 @@ def make_agent(section: AgentSection) -> Agent:
     match section.kind:
         case "nano":
             return NanoAgent(section.max_turns)
+        case "openhands" | "mini":
+            settings = section.model_dump(mode="json", exclude={"python"})
+            return RunnerAgent(section.kind, section.python, settings)
         case "oracle":
             return OracleAgent()
         case "nop":

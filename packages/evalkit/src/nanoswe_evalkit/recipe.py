@@ -36,8 +36,19 @@ class TasksSection(Section):
 
 
 class AgentSection(Section):
-    kind: Literal["nano", "oracle", "nop"] = "nano"
+    kind: Literal["nano", "openhands", "mini", "oracle", "nop"] = "nano"
     max_turns: int = Field(default=30, ge=1)
+    """Model calls."""
+    python: Path = Path(".agents/bin/python")
+    """The Python with openhands or mini; `./just setup agents` makes it."""
+    nudges: int = Field(default=0, ge=0)
+    """openhands: how often a reply without a tool call is answered `continue` before it ends."""
+    stuck_detector: bool = True
+    """openhands: stop when it repeats itself."""
+    condenser_events: int = Field(default=0, ge=0)
+    """openhands: summarise its history beyond so many events, by further model calls; 0: never."""
+    retries: int = Field(default=5, ge=1)
+    """openhands: attempts at one model call, waits between them from 1 to 64 seconds."""
 
 
 class SandboxSection(Section):

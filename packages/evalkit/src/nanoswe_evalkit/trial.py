@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig
+from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig
 from nanoswe_evalkit.grading import PatchError, Verdict, extract_patch, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
@@ -40,6 +40,7 @@ class Trial:
     timings: dict[str, float]
     error: str = ""
     messages: tuple[Message, ...] = field(default=(), repr=False)
+    agent: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
 
 
@@ -81,13 +82,15 @@ async def run_trial(
     stop: Stop | None = None
     patch, error = "", ""
     messages: list[Message] = []
+    facts: dict[str, Any] = {}
     timings: dict[str, float] = {}
     model = replace(model, seed=seed_of(model.seed, trial_id))
     try:
         with _clock(timings, "total_sec"):
             async with sandboxes.open(task) as sandbox:
+                job = Job(task, sandbox, base_url, model, messages, facts)
                 with _clock(timings, "agent_sec"):
-                    stop = await _run_agent(task, agent, sandbox, base_url, model, messages)
+                    stop = await _run_agent(agent, job)
                 with _clock(timings, "extract_sec"):
                     patch = await extract_patch(task, sandbox)
             verdict = Verdict(Outcome.NO_PATCH, None)
@@ -113,21 +116,15 @@ async def run_trial(
         timings=timings,
         error=error,
         messages=tuple(messages),
+        agent=facts,
     )
 
 
-async def _run_agent(
-    task: Task,
-    agent: Agent,
-    sandbox: Any,
-    base_url: str,
-    model: ModelConfig,
-    messages: list[Message],
-) -> Stop:
+async def _run_agent(agent: Agent, job: Job) -> Stop:
     """A timeout ends the agent, not the trial: what it has done so far is graded."""
     try:
-        async with asyncio.timeout(task.agent_timeout_sec) as scope:
-            return await agent.run(task, sandbox, base_url, model, messages)
+        async with asyncio.timeout(job.task.agent_timeout_sec) as scope:
+            return await agent.run(job)
     except TimeoutError:
         if not scope.expired():
             raise

@@ -1,8 +1,9 @@
-"""The `Agent` protocol, what it is told about the model, and the error it may raise.
+"""The `Agent` protocol, the job it is given, and the error it may raise.
 
-In: a task, a started sandbox, the model's base URL (OpenAI style, ending in /v1). Out: how it
-stopped; the transcript so far is in `messages` however it ends. An agent object serves many trials
-at once. An error of the model's service is ModelError: ours, never the agent's.
+In: a job: a task, a started sandbox, the model and its base URL (OpenAI style, ending in /v1). Out:
+how it stopped; the transcript so far is in the job's `messages` however it ends, what the agent has
+to say about itself in `facts`. An agent object serves many trials at once. An error of the model's
+service is ModelError: ours, never the agent's.
 """
 
 from dataclasses import dataclass, field
@@ -31,16 +32,19 @@ class ModelConfig:
     api_key: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True)
+class Job:
+    task: Task
+    sandbox: Sandbox
+    base_url: str
+    model: ModelConfig
+    messages: list[Message] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 class Agent(Protocol):
     """Works on a task; its tools act in the sandbox, its loop does not."""
 
-    async def run(
-        self,
-        task: Task,
-        sandbox: Sandbox,
-        base_url: str,
-        model: ModelConfig,
-        messages: list[Message],
-    ) -> Stop: ...
+    async def run(self, job: Job) -> Stop: ...
 
     async def close(self) -> None: ...

@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 
-from nanoswe_evalkit.agents.base import Message, ModelConfig, ModelError
+from nanoswe_evalkit.agents.base import Job, Message, ModelConfig, ModelError
 from nanoswe_evalkit.outcome import Stop
 from nanoswe_evalkit.sandboxes.base import Sandbox
-from nanoswe_harbor.task import Task
 
 SYSTEM_PROMPT = "You fix one bug. Use bash. Say submit when done."
 TOOLS = [
@@ -43,18 +42,12 @@ class NanoAgent:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def run(
-        self,
-        task: Task,
-        sandbox: Sandbox,
-        base_url: str,
-        model: ModelConfig,
-        messages: list[Message],
-    ) -> Stop:
+    async def run(self, job: Job) -> Stop:
+        messages = job.messages
         messages.append({"role": "system", "content": SYSTEM_PROMPT})
-        messages.append({"role": "user", "content": task.instruction})
+        messages.append({"role": "user", "content": job.task.instruction})
         for _ in range(self.max_turns):
-            choice = await self._complete(base_url, model, messages)
+            choice = await self._complete(job.base_url, job.model, messages)
             if choice is None:
                 return Stop.CONTEXT
             messages.append(choice["message"])
@@ -65,7 +58,7 @@ class NanoAgent:
                 command = _command(call)
                 if command is not None and command.strip() == "submit":
                     return Stop.FINISHED
-                content = await _observe(sandbox, command)
+                content = await _observe(job.sandbox, command)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
         return Stop.MAX_TURNS
 

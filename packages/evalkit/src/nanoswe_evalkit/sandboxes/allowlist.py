@@ -14,11 +14,13 @@ import shlex
 import shutil
 import signal
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 from nanoswe_evalkit.grading import EVALUATE, EXTRACT
 from nanoswe_evalkit.sandboxes.base import (
+    NO_ENV,
     TIMED_OUT,
     Capture,
     Command,
@@ -104,7 +106,7 @@ class AllowlistSandbox(Sandbox):
         exit_code = TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
-    def shell(self) -> AbstractAsyncContextManager[int]:
+    def shell(self, env: Mapping[str, str] = NO_ENV) -> AbstractAsyncContextManager[int]:
         raise SandboxError("allowlist has no shell; choose bwrap or docker")
 
     def _allowed(self, argv: list[str]) -> list[str]:

@@ -25,8 +25,12 @@ MIB = 1024 * 1024
 PUT = 'mkdir -p "$0" && exec tar -xf - --no-same-owner -C "$0"'
 GET = 'exec 2>/dev/null; exec tar -cf - -C "$(dirname "$0")" -- "$(basename "$0")"'
 
+# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
+# no room for that sleep the shell gives up; the trap then starts it again in the same process.
+IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 # `exit` leads to a fresh bash in the same terminal, not to the end of what runs beside it.
-SHELL = ("bash", "-c", "while :; do bash -i; done")
+# It waits for a first line, so that nothing it says is lost before anybody listens.
+SHELL = ("bash", "-c", "read -r _; while :; do bash -i; done")
 SHELL_ENV = {"TERM": "xterm-256color", "PAGER": "cat", "GIT_PAGER": "cat"}
 
 
@@ -91,7 +95,7 @@ class Sandbox(ABC):
     async def _run(self, command: Command) -> ExecResult: ...
 
     @abstractmethod
-    def shell(self) -> AbstractAsyncContextManager[int]:
+    def shell(self, env: Mapping[str, str] = NO_ENV) -> AbstractAsyncContextManager[int]:
         """A terminal with an interactive bash, as a file descriptor; commands may run beside it."""
 
     async def run(

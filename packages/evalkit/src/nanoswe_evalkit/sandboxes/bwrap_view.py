@@ -72,10 +72,8 @@ def _fixed_options() -> tuple[str, ...]:
     """Everything that is the same for all sandboxes of this process."""
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     options += ["--hostname", "sandbox"]
-    options += ["--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr"]
-    if IS_ROOT:
-        options += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
+    options += ["--die-with-parent", "--as-pid-1", "--ro-bind", "/usr", "/usr"]
+    if not IS_ROOT:
         options += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
         if path.is_symlink():

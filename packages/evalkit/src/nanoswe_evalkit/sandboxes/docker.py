@@ -22,7 +22,9 @@ from docker.utils.socket import frames_iter
 
 import docker
 from nanoswe_evalkit.sandboxes.base import (
+    IDLE,
     MIB,
+    NO_ENV,
     SHELL,
     SHELL_ENV,
     TIMED_OUT,
@@ -40,9 +42,6 @@ GRACE_SEC = 2.0
 KILLED = 137
 _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
-# Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
-# no room for that sleep the shell gives up; the trap then starts it again in the same process.
-IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 
 
 class DockerSandbox(Sandbox):
@@ -115,9 +114,10 @@ class DockerSandbox(Sandbox):
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
     @asynccontextmanager
-    async def shell(self) -> AsyncIterator[int]:
-        _, terminal = await self._exec(SHELL, SHELL_ENV, None, tty=True)
+    async def shell(self, env: Mapping[str, str] = NO_ENV) -> AsyncIterator[int]:
+        _, terminal = await self._exec(SHELL, {**SHELL_ENV, **env}, None, tty=True)
         self._has_shell = True
+        terminal._sock.sendall(b"\n")
         try:
             yield terminal._sock.fileno()
         finally:

@@ -1,0 +1,86 @@
+"""The runner's side of a trial: a unix socket over which its tools act in the harness's sandbox.
+
+In: the path of a socket to listen on; each connection is a trial, and its first line says what to
+do. Out: one JSON request at a time (`run`, `terminal`, `message`), last `end`. When a connection
+closes the trial is over and its agent is told to stop; when stdin ends the harness is gone.
+Run by a Python of its own: only the standard library here, and nothing of ours.
+"""
+
+import base64
+import json
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Link:
+    """One trial. `on_close` may be set to what stops its agent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.file = sock, sock.makefile("rwb")
+        self.lock = threading.Lock()
+        self.on_close: Callable[[], Any] = lambda: None
+        self.job: dict[str, Any] = json.loads(self.file.readline())
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        poll.poll()
+        self.on_close()
+
+    def call(self, op: str, **fields: Any) -> Any:
+        with self.lock:
+            self._send(op, fields)
+            return json.loads(self.file.readline() or '"the trial is over"')
+
+    def _send(self, op: str, fields: dict[str, Any]) -> None:
+        self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+        self.file.flush()
+
+    def run(
+        self, *argv: str, stdin: bytes = b"", cwd: str | None = None, timeout_sec: float = 0
+    ) -> tuple[int, bytes, bool]:
+        """(exit code, output, did it time out?) of a command in the sandbox."""
+        data = base64.b64encode(stdin).decode()
+        done = self.call("run", argv=argv, stdin=data, cwd=cwd, timeout_sec=timeout_sec)
+        return done["exit_code"], base64.b64decode(done["stdout"]), done["timed_out"]
+
+    def terminal(self, **env: str) -> int:
+        """A descriptor of a fresh terminal with bash in the sandbox."""
+        with self.lock:
+            self._send("terminal", {"env": env})
+            _, (fd, *_), _, _ = socket.recv_fds(self.sock, 1, 1)
+            return fd
+
+
+def serve(work: Callable[[Link], dict[str, Any]]) -> None:
+    """Answer `end` with what `work` returns (`stop` or `error`, and facts), for each trial."""
+
+    def trial(sock: socket.socket) -> None:
+        with sock:
+            link = Link(sock)
+            try:
+                result = work(link)
+            except Exception as error:
+                result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+            with suppress(OSError):  # the harness may have ended the trial before
+                link.call("end", **result)
+
+    def orphaned() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(f"{sys.argv[1]}.new")
+    server.listen(1024)
+    Path(f"{sys.argv[1]}.new").rename(sys.argv[1])  # when it is there it answers
+    threading.Thread(target=orphaned, daemon=True).start()
+    while True:
+        threading.Thread(target=trial, args=(server.accept()[0],), daemon=True).start()
