@@ -7,7 +7,6 @@ Python without the package; a runner that dies is our fault.
 """
 
 import asyncio
-import base64
 import json
 import os
 import shutil
@@ -125,16 +124,15 @@ def _send(writer: asyncio.StreamWriter, value: Any) -> None:
     writer.write(json.dumps(value).encode() + b"\n")
 
 
-async def _run(job: Job, request: dict[str, Any]) -> dict[str, Any]:
+async def _run(job: Job, request: dict[str, Any]) -> tuple[int, str, bool]:
     done = await job.sandbox.run(
         request["argv"],
-        stdin=base64.b64decode(request["stdin"]),
+        stdin=request["stdin"].encode("latin-1"),  # bytes travel as text of one byte a character
         cwd=request["cwd"],
         timeout_sec=request["timeout_sec"] or None,
         output_bytes=OUTPUT_BYTES,
     )
-    output = base64.b64encode(done.stdout).decode()
-    return {"exit_code": done.exit_code, "stdout": output, "timed_out": done.timed_out}
+    return done.exit_code, done.stdout.decode("latin-1"), done.timed_out
 
 
 def _record(job: Job, message: dict[str, Any], again: bool = False) -> None:

@@ -1,14 +1,10 @@
-"""The `Sandbox` protocol, its limits and results, and the check every tar file passes.
+"""The `Sandbox` base class, its limits and results.
 
 In: a task, its checkout (or None where an image brings one) and limits. Out: exact bytes and exit
-codes of commands. A sandbox has no network, and a command's leftover processes die with it.
-Refuses (SandboxError) tar members that are absolute, climb by `..`, link out or are devices.
+codes of commands. A sandbox has no network. Refuses nothing: what fails is a SandboxError.
 """
 
 import asyncio
-import io
-import posixpath
-import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -21,9 +17,6 @@ from nanoswe_harbor.task import Task
 NO_ENV: Mapping[str, str] = {}
 TIMED_OUT = 124
 MIB = 1024 * 1024
-# Scripts for `sh -c`; "$0" is the folder, or the path.
-PUT = 'mkdir -p "$0" && exec tar -xf - --no-same-owner -C "$0"'
-GET = 'exec 2>/dev/null; exec tar -cf - -C "$(dirname "$0")" -- "$(basename "$0")"'
 
 # Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
 # no room for that sleep the shell gives up; the trap then starts it again in the same process.
@@ -112,20 +105,6 @@ class Sandbox(ABC):
         size = output_bytes or self.limits.output_bytes
         return await self._run(Command(argv, stdin, env, cwd, seconds, size))
 
-    async def put(self, tar: bytes, dest: str) -> None:
-        check_tar(tar)
-        done = await self.run(["sh", "-c", PUT, dest], stdin=tar)
-        if done.exit_code:
-            raise SandboxError(f"cannot unpack in {dest}: {done.stdout.decode(errors='replace')}")
-
-    async def get(self, path: str) -> bytes:
-        limit = self.limits.file_mb * MIB
-        done = await self.run(["sh", "-c", GET, path], output_bytes=limit)
-        if done.exit_code or done.truncated:
-            raise SandboxError(f"{path}: cannot be read, or is larger than {limit} bytes")
-        check_tar(done.stdout)
-        return done.stdout
-
 
 class Capture:
     """Keeps the first and the last half of `limit` bytes of a stream, however long it is."""
@@ -165,29 +144,3 @@ async def pump(process: asyncio.subprocess.Process, stdin: bytes, capture: Captu
             capture.feed(data)
 
     await asyncio.gather(feed(), read(), process.wait())
-
-
-def check_tar(data: bytes) -> None:
-    """Raise SandboxError unless every member stays below the folder it is unpacked in."""
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            members = tar.getmembers()
-    except tarfile.TarError as error:
-        raise SandboxError(f"not a tar file: {error}") from error
-    links: set[str] = set()
-    for member in members:
-        name = posixpath.normpath(member.name)
-        if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-            raise SandboxError(f"tar member {member.name!r} is a device or a pipe; refused")
-        # Symbolic links resolve against their own folder, hard links against the top.
-        base = posixpath.dirname(name) if member.issym() else ""
-        target = posixpath.normpath(posixpath.join(base, member.linkname or "."))
-        parents = {name[:i] for i, char in enumerate(name) if char == "/"}
-        if _climbs(name) or _climbs(target) or parents & links:
-            raise SandboxError(f"tar member {member.name!r} leads out of the folder; refused")
-        if member.issym():
-            links.add(name)
-
-
-def _climbs(path: str) -> bool:
-    return path.startswith("/") or path.split("/", 1)[0] == ".."

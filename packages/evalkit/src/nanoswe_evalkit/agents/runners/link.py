@@ -6,7 +6,6 @@ closes the trial is over and its agent is told to stop; when stdin ends the harn
 Run by a Python of its own: only the standard library here, and nothing of ours.
 """
 
-import base64
 import json
 import os
 import select
@@ -23,8 +22,7 @@ class Link:
     """One trial. `on_close` may be set to what stops its agent."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.file = sock, sock.makefile("rwb")
-        self.lock = threading.Lock()
+        self.sock, self.file, self.lock = sock, sock.makefile("rwb"), threading.Lock()
         self.on_close: Callable[[], Any] = lambda: None
         self.job: dict[str, Any] = json.loads(self.file.readline())
         threading.Thread(target=self._watch, daemon=True).start()
@@ -37,41 +35,34 @@ class Link:
 
     def call(self, op: str, **fields: Any) -> Any:
         with self.lock:
-            self._send(op, fields)
-            return json.loads(self.file.readline() or '"the trial is over"')
-
-    def _send(self, op: str, fields: dict[str, Any]) -> None:
-        self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
-        self.file.flush()
+            self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+            self.file.flush()
+            if op == "terminal":
+                return socket.recv_fds(self.sock, 1, 1)[1][0]
+            return json.loads(self.file.readline())
 
     def run(
         self, *argv: str, stdin: bytes = b"", cwd: str | None = None, timeout_sec: float = 0
     ) -> tuple[int, bytes, bool]:
         """(exit code, output, did it time out?) of a command in the sandbox."""
-        data = base64.b64encode(stdin).decode()
-        done = self.call("run", argv=argv, stdin=data, cwd=cwd, timeout_sec=timeout_sec)
-        return done["exit_code"], base64.b64decode(done["stdout"]), done["timed_out"]
-
-    def terminal(self, **env: str) -> int:
-        """A descriptor of a fresh terminal with bash in the sandbox."""
-        with self.lock:
-            self._send("terminal", {"env": env})
-            _, (fd, *_), _, _ = socket.recv_fds(self.sock, 1, 1)
-            return fd
+        data = stdin.decode("latin-1")
+        code, output, late = self.call(
+            "run", argv=argv, stdin=data, cwd=cwd, timeout_sec=timeout_sec
+        )
+        return code, output.encode("latin-1"), late
 
 
 def serve(work: Callable[[Link], dict[str, Any]]) -> None:
-    """Answer `end` with what `work` returns (`stop` or `error`, and facts), for each trial."""
+    """Answer each trial's `end` with what `work` returns: `stop` or `error`, and facts."""
 
     def trial(sock: socket.socket) -> None:
-        with sock:
-            link = Link(sock)
-            try:
-                result = work(link)
-            except Exception as error:
-                result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-            with suppress(OSError):  # the harness may have ended the trial before
-                link.call("end", **result)
+        link = Link(sock)
+        try:
+            result = work(link)
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        with sock, suppress(OSError, ValueError):  # the harness may have ended the trial before
+            link.call("end", **result)
 
     def orphaned() -> None:
         sys.stdin.read()

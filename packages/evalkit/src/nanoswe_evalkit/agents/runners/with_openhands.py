@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop; our executors.
+"""OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our terminal and files.
 
-In: a job over the link. Out: how it stopped, or the error of the model's service. `terminal` drives
-the SDK's own terminal session over a terminal of the sandbox; `file_editor` runs the SDK's editor
-on a mirror of the one path it was asked for. Run by a Python >= 3.12 that has openhands-sdk.
+In: a job over the link. Out: how it stopped, or the error of the model's service. `terminal` is the
+SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's editor on a mirror of
+the one path it was asked for. Run by a Python >= 3.12 that has openhands-sdk and openhands-tools.
 """
 
 import os
@@ -25,20 +25,14 @@ from openhands.sdk.tool import register_tool
 from openhands.tools.file_editor import FileEditorObservation, FileEditorTool
 from openhands.tools.file_editor.impl import FileEditorExecutor
 from openhands.tools.task_tracker import TaskTrackerTool
-from openhands.tools.terminal import TerminalTool
-from openhands.tools.terminal.definition import TerminalObservation
-from openhands.tools.terminal.impl import TerminalExecutor
+from openhands.tools.terminal import TerminalTool, impl
 from openhands.tools.terminal.terminal.subprocess_terminal import SubprocessTerminal
 from openhands.tools.terminal.terminal.terminal_session import TerminalSession
 from pydantic import SecretStr
 
-LINKS: dict[object, Link] = {}
+LINKS: dict[str, Link] = {}  # by the conversation's own, empty folder
 START_SEC = 60
-NUDGE = (
-    "Please continue working on the task on whatever approach you think is suitable.\n"
-    "When you think you have solved the question, please use the finish tool.\n"
-    "IMPORTANT: YOU SHOULD NEVER ASK FOR HUMAN RESPONSE."
-)
+NUDGE = "Please continue. When the task is done, use the finish tool. Nobody here can answer you."
 FETCH = r"""
 if [ -d "$0" ]; then
   cd "$0" && find -L . -mindepth 1 -maxdepth 2 \( -type d -printf '%P/\0' -o -printf '%P\0' \)
@@ -47,45 +41,36 @@ fi
 [ ! -e "$0" ] || exec cat -- "$0"
 [ -d "$(dirname -- "$0")" ] && exit 4 || exit 5
 """
-STORE = 'exec cat > "$0"'
 
 
 class SandboxTerminal(SubprocessTerminal):
     """The SDK's terminal, over a descriptor of the sandbox's instead of a process of its own."""
 
-    def __init__(self, link: Link) -> None:
-        super().__init__(work_dir="/")
-        self.link = link
-
     def initialize(self) -> None:
         # From the environment, so that it holds for the shell that follows an `exit` too.
         prompt = f"set +H; bind 'set enable-bracketed-paste off'; PS1=\"{self.PS1}\" PS2="
-        self._pty_master_fd = self.link.terminal(PROMPT_COMMAND=prompt)
+        env = {"PROMPT_COMMAND": prompt}
+        self._pty_master_fd = LINKS[self.work_dir].call("terminal", env=env)
         os.set_blocking(self._pty_master_fd, True)
-        self.reader_thread = threading.Thread(target=self._read, daemon=True)
-        self.reader_thread.start()
+        threading.Thread(target=self._read, args=(self._pty_master_fd,), daemon=True).start()
         self._initialized = True
         if not self._wait_for_prompt(START_SEC):
             raise RuntimeError("the sandbox's shell shows no prompt")
         self.clear_screen()
 
-    def _read(self) -> None:
-        fd = self._pty_master_fd
+    def _read(self, fd: int) -> None:
         try:
             while data := os.read(fd, 65536):
                 with self.output_lock:
                     self._add_text_to_buffer(data.decode("utf-8", errors="replace"))
         except OSError:
             pass
-        self._closed = True
+        self._closed = self.session._closed = True  # the next command opens another
         os.close(fd)
 
     def _write_pty(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[os.write(self._pty_master_fd, data[:1024]) :]
-        except OSError:
-            self._closed = True
+        while data and not self._closed:
+            data = data[os.write(self._pty_master_fd, data[:1024]) :]
 
     def interrupt(self) -> bool:
         self._write_pty(b"\x03")
@@ -95,26 +80,10 @@ class SandboxTerminal(SubprocessTerminal):
         self._closed = True  # the harness ends the terminal, and with it the reader
 
 
-class Terminal(TerminalExecutor):
-    """One terminal session, opened anew on `reset` and after its death."""
-
-    def __init__(self, link: Link) -> None:
-        self.link, self.full_output_save_dir, self._pool = link, None, None
-        self._open()
-
-    def _open(self) -> None:
-        self._session = TerminalSession(SandboxTerminal(self.link))
-        self._session.initialize()
-
-    def _reset_single_session(self) -> TerminalObservation:
-        self._session.close()
-        self._open()
-        text = self._RESET_TEXT
-        return TerminalObservation.from_text(text=text, command="[RESET]", exit_code=0)
-
-    def __call__(self, action, conversation=None):
-        self._session._closed |= self._session.terminal.closed
-        return super().__call__(action, conversation)
+def create_terminal_session(work_dir: str, no_change_timeout_seconds=None, **_) -> TerminalSession:
+    terminal = SandboxTerminal(work_dir)
+    terminal.session = TerminalSession(terminal, no_change_timeout_seconds)
+    return terminal.session
 
 
 class Editor(FileEditorExecutor):
@@ -130,49 +99,44 @@ class Editor(FileEditorExecutor):
         failure = self._fetch(path, local)
         before = local.read_bytes() if local.is_file() else None
         if not failure:
-            absolute = action.path.startswith("/")
-            mirrored = action.model_copy(update={"path": str(local) if absolute else action.path})
-            text = super().__call__(mirrored).model_dump_json().replace(self.root, "")
+            to = str(local) if action.path.startswith("/") else action.path
+            text = super().__call__(action.model_copy(update={"path": to})).model_dump_json()
             after = local.read_bytes() if local.is_file() else None
             if after is not None and after != before:
-                code, output, _ = self.link.run("sh", "-c", STORE, path, stdin=after)
+                code, output, _ = self.link.run("sh", "-c", 'cat > "$0"', path, stdin=after)
                 failure = output.decode(errors="replace") if code else ""
         if failure:
             return FileEditorObservation.from_text(failure, command=action.command, is_error=True)
-        return FileEditorObservation.model_validate_json(text)
+        return FileEditorObservation.model_validate_json(text.replace(self.root, ""))
 
     def _fetch(self, path: str, local: Path) -> str:
+        """Make the mirror; why it can't be made, if so."""
         shutil.rmtree(self.root)
         code, data, _ = self.link.run("sh", "-c", FETCH, path, cwd="/")
-        Path(self.root).mkdir()
-        if code in (0, 4):
-            local.parent.mkdir(parents=True, exist_ok=True)
+        text = data.decode(errors="replace")
         match code:
-            case 0:
-                local.write_bytes(data)
+            case 0 | 4:
+                local.parent.mkdir(parents=True, exist_ok=True)
+                if code == 0:
+                    local.write_bytes(data)
             case 3:
                 local.mkdir(parents=True)
-                for name in sorted(filter(None, data.decode(errors="replace").split("\0"))):
+                for name in sorted(filter(None, text.split("\0"))):  # a folder before what it holds
                     entry = local / name
-                    entry.mkdir(exist_ok=True) if name.endswith("/") else entry.touch()
-            case 4 | 5:
-                pass
+                    entry.mkdir() if name.endswith("/") else entry.touch()
+            case 5:
+                Path(self.root).mkdir()
             case _:
-                return f"{path} cannot be read: {data.decode(errors='replace').strip()}"
+                Path(self.root).mkdir()
+                return f"{path} cannot be read: {text.strip()}"
         return ""
-
-
-class SandboxTerminalTool(TerminalTool):
-    @classmethod
-    def create(cls, conv_state):
-        return TerminalTool.create(conv_state, executor=Terminal(LINKS[conv_state.id]))
 
 
 class SandboxEditorTool(FileEditorTool):
     @classmethod
     def create(cls, conv_state):
-        link = LINKS[conv_state.id]
-        # The sandbox's folder, in the tool's description: the same for every trial.
+        link = LINKS[conv_state.workspace.working_dir]
+        # The description names the sandbox's folder: it is the same for every trial.
         workspace = SimpleNamespace(working_dir=link.job["workdir"])
         state = SimpleNamespace(workspace=workspace, agent=conv_state.agent)
         (tool,) = FileEditorTool.create(state)
@@ -180,7 +144,7 @@ class SandboxEditorTool(FileEditorTool):
 
 
 def make_agent(job: dict) -> Agent:
-    model = job["model"]
+    model, size = job["model"], job["condenser_events"]
     llm = LLM(
         usage_id="agent",
         model=f"openai/{model['name']}",
@@ -199,76 +163,71 @@ def make_agent(job: dict) -> Agent:
         # Every model is taken for one with a reasoning effort, which drops the sampling parameters.
         capability_overrides={"supports_reasoning_effort": False, "supports_sampling_params": True},
     )
-    size = job["condenser_events"]
-    condenser_llm = llm.model_copy(update={"usage_id": "condenser"})
-    condenser = LLMSummarizingCondenser(llm=condenser_llm, max_size=size) if size else None
+    summariser = llm.model_copy(update={"usage_id": "condenser"})
+    condenser = LLMSummarizingCondenser(llm=summariser, max_size=size) if size else None
     tools = [Tool(name=tool.name) for tool in (TerminalTool, FileEditorTool, TaskTrackerTool)]
     prompt = {"cli_mode": True, "soul_content": ""}
     return Agent(llm=llm, tools=tools, condenser=condenser, system_prompt_kwargs=prompt)
 
 
 def work(link: Link) -> dict:
-    job, last = link.job, {"response": None}
-    facts = {"turns": 0, "nudges": 0, "condensations": 0}
+    facts, last = {"turns": 0, "nudges": 0, "condensations": 0}, [None]
+    agent, folder = make_agent(link.job), tempfile.mkdtemp()
 
     def on_event(event) -> None:
         facts["condensations"] += isinstance(event, Condensation)
         if isinstance(event, LLMConvertibleEvent):
-            response = getattr(event, "llm_response_id", None)
-            again = isinstance(event, ActionEvent) and response == last["response"]
-            last["response"] = response
-            if response and not again:
-                facts["turns"] += 1
+            turn = getattr(event, "llm_response_id", None)
+            again = turn is not None and turn == last[0]
+            facts["turns"] += turn is not None and not again
+            last[0] = turn
             (message,) = agent.llm.format_messages_for_llm([event.to_llm_message()])
             link.call("message", message=message, again=again)
 
-    agent = make_agent(job)
+    LINKS[folder] = link
     conversation = Conversation(
         agent,
-        workspace=tempfile.mkdtemp(),
+        workspace=folder,
         callbacks=[on_event],
         visualizer=None,
-        stuck_detection=job["stuck_detector"],
+        stuck_detection=link.job["stuck_detector"],
     )
-    LINKS[conversation.id] = link
     link.on_close = conversation.pause
     try:
-        conversation.send_message(job["instruction"])
-        while True:
-            conversation.max_iteration_per_run = max(job["max_turns"] - facts["turns"], 1)
-            conversation.run()
-            stop = how_it_stopped(conversation)
-            if stop != "plain_text" or facts["nudges"] >= job["nudges"]:
-                break
-            if facts["turns"] >= job["max_turns"]:
-                stop = "max_turns"
-                break
-            facts["nudges"] += 1
-            conversation.send_message(NUDGE)
-        result = {"stop": stop}
+        result = {"stop": converse(conversation, link.job, facts)}
     except ConversationRunError as error:
         cause = error.original_exception
         too_long = isinstance(cause, LLMContextWindowExceedError)
         text = f"{type(cause).__name__} {' '.join(str(cause).split())[:300]}"
         result = {"stop": "context"} if too_long else {"error": text}
     finally:
-        del LINKS[conversation.id]
+        del LINKS[folder]
     replies = conversation.conversation_stats.get_combined_metrics().response_latencies
     return {**result, "facts": {**facts, "model_calls": len(replies)}}
 
 
-def how_it_stopped(conversation: Conversation) -> str:
-    status = conversation.state.execution_status.value
-    if status == "finished":
-        said = [e for e in conversation.state.events if isinstance(e, ActionEvent | MessageEvent)]
-        return "finished" if isinstance(said[-1], ActionEvent) else "plain_text"
-    errors = [e for e in conversation.state.events if isinstance(e, ConversationErrorEvent)]
-    if status == "error" and errors[-1].code == "MaxIterationsReached":
-        return "max_turns"
-    return {"stuck": "stuck", "paused": "cancelled"}[status]
+def converse(conversation: Conversation, job: dict, facts: dict) -> str:
+    conversation.send_message(job["instruction"])
+    while True:
+        conversation.max_iteration_per_run = job["max_turns"] - facts["turns"]
+        conversation.run()
+        status = conversation.state.execution_status.value
+        kinds = ActionEvent | MessageEvent | ConversationErrorEvent
+        *_, event = (e for e in conversation.state.events if isinstance(e, kinds))
+        if status == "error" and getattr(event, "code", "") == "MaxIterationsReached":
+            return "max_turns"
+        if status != "finished" or isinstance(event, ActionEvent):
+            return {"finished": "finished", "stuck": "stuck", "paused": "cancelled"}[status]
+        if facts["nudges"] == job["nudges"]:
+            return "plain_text"
+        if facts["turns"] == job["max_turns"]:
+            return "max_turns"
+        facts["nudges"] += 1
+        conversation.send_message(NUDGE)
 
 
 if __name__ == "__main__":
-    register_tool(TerminalTool.name, SandboxTerminalTool)
+    impl.create_terminal_session = create_terminal_session
+    impl._is_tmux_available = lambda: False  # its terminals would run on this machine
     register_tool(FileEditorTool.name, SandboxEditorTool)
     serve(work)
