@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our terminal and files.
+"""OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our sandbox.
 
 In: a job over the link. Out: how it stopped, or the error of the model's service. `terminal` is the
 SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's editor on a mirror of
