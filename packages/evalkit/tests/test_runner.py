@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.agents.base import Agent, Message, ModelConfig, ModelError
+from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError
 from nanoswe_evalkit.agents.nop import NopAgent
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
 from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.sandboxes.base import Sandbox
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task
 
@@ -27,15 +26,8 @@ class FlakyAgent:
         self.failures, self.now, self.most = failures, 0, 0
         self.urls: list[str] = []
 
-    async def run(
-        self,
-        task: Task,
-        sandbox: Sandbox,
-        base_url: str,
-        model: ModelConfig,
-        messages: list[Message],
-    ) -> Stop:
-        self.urls.append(base_url)
+    async def run(self, job: Job) -> Stop:
+        self.urls.append(job.base_url)
         self.now += 1
         self.most = max(self.most, self.now)
         await asyncio.sleep(0.02)

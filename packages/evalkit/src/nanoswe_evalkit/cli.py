@@ -47,7 +47,7 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
     summary = asyncio.run(
         evaluate(loaded, folder, Console(stderr=True), os.environ.get("OPENAI_API_KEY", ""))
     )
-    _print(summary, as_json)
+    _print(summary, _summary_lines(summary), as_json)
     sys.exit(1 if summary["no_reward"] else 0)
 
 
@@ -64,12 +64,9 @@ def verify(tasks: Path, mirror: Path | None, sandbox: str, concurrency: int, as_
     liars, count = asyncio.run(
         verify_tasks(tasks, mirror, sandbox, concurrency, Console(stderr=True))
     )
-    if as_json:
-        click.echo(json.dumps({"tasks": count, "liars": liars}))
-    else:
-        for liar in liars:
-            click.echo(f"{liar['task_id']}: {liar['agent']} gave {liar['outcome']} {liar['why']}")
-        click.echo(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
+    lines = [f"{x['task_id']}: {x['agent']} gave {x['outcome']} {x['why']}" for x in liars]
+    lines.append(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
+    _print({"tasks": count, "liars": liars}, lines, as_json)
     sys.exit(1 if liars else 0)
 
 
@@ -81,12 +78,9 @@ def regrade(folder: Path, as_json: bool) -> None:
     from nanoswe_evalkit.evaluate import regrade_run
 
     changed, count = asyncio.run(regrade_run(folder, Console(stderr=True)))
-    if as_json:
-        click.echo(json.dumps({"trials": count, "changed": changed}))
-    else:
-        for change in changed:
-            click.echo(f"{change['trial_id']}: {change['before']} → {change['after']}")
-        click.echo(f"{count} trials, {len(changed)} changed")
+    lines = [f"{c['trial_id']}: {c['before']} → {c['after']}" for c in changed]
+    lines.append(f"{count} trials, {len(changed)} changed")
+    _print({"trials": count, "changed": changed}, lines, as_json)
     sys.exit(1 if changed else 0)
 
 
@@ -98,7 +92,7 @@ def report(folder: Path, as_json: bool) -> None:
     from nanoswe_evalkit.report import write_report
 
     path = str(write_report(folder))
-    click.echo(json.dumps({"report": path}) if as_json else path)
+    _print({"report": path}, [path], as_json)
 
 
 @cli.command()
@@ -119,16 +113,11 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
         task: (left[task][1] / left[task][0], right[task][1] / right[task][0])
         for task in sorted(left.keys() & right.keys())
     }
-    result = {**vars(difference), "discordant": {t: s for t, s in shares.items() if s[0] != s[1]}}
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    click.echo(
-        f"difference {difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] "
-        f"over {difference.tasks} tasks"
-    )
-    for task, (before, after) in result["discordant"].items():
-        click.echo(f"  {task}: {before:.2f} → {after:.2f}")
+    discordant = {task: share for task, share in shares.items() if share[0] != share[1]}
+    d = difference
+    lines = [f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}] over {d.tasks} tasks"]
+    lines += [f"  {task}: {x:.2f} → {y:.2f}" for task, (x, y) in discordant.items()]
+    _print({**vars(difference), "discordant": discordant}, lines, as_json)
 
 
 def _recipe_path(recipe: str) -> Path:
@@ -136,15 +125,16 @@ def _recipe_path(recipe: str) -> Path:
     return named if named.is_file() else Path(recipe)
 
 
-def _print(summary: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
-    for name, e in summary["scores"].items():
-        click.echo(f"{name:8} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]")
+def _print(result: dict[str, Any], lines: Sequence[str], as_json: bool) -> None:
+    click.echo(json.dumps(result) if as_json else "\n".join(lines))
+
+
+def _summary_lines(summary: dict[str, Any]) -> list[str]:
+    scores = summary["scores"].items()
+    lines = [f"{name:8} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]" for name, e in scores]
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
-    click.echo(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
-    click.echo(f"{summary['no_reward']} trials without a reward (our machinery failed)")
+    lines.append(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
+    return [*lines, f"{summary['no_reward']} trials without a reward (our machinery failed)"]
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 # mypy: ignore-errors
 """OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our sandbox.
-
 In: a job over the link. Out: how it stopped, or the error of the model's service. `terminal` is the
 SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's editor on a mirror of
 the one path it was asked for. Run by a Python >= 3.12 that has openhands-sdk and openhands-tools.

@@ -1,0 +1,120 @@
+"""Nobody is paid for nothing: each attack scores 0, each honest fix 1, under three test frameworks.
+
+A few run in the fast tier, all of them with `-m interop`, and some of those in Docker too.
+"""
+
+import asyncio
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from forgery import REPOS, build, file_text, ok_lines
+from test_trial import MODEL, BashAgent
+
+from nanoswe_evalkit.outcome import Outcome
+from nanoswe_evalkit.sandboxes import SandboxFactory
+from nanoswe_evalkit.sandboxes.base import Limits
+from nanoswe_evalkit.trial import Trial, run_trial
+from nanoswe_harbor.task import Task
+
+FAST = {
+    *("prints-passes-and-exits", "forged-markers", "patches-the-result-class", "patches-pytest"),
+    *("root-conftest", "shadow-unittest", "edits-the-test", "plants-the-new-test", "fork-bomb"),
+    *("git-hooks-and-filters", "history", "kills-its-sandbox", "pyproject", "runner-script"),
+}
+IN_DOCKER = {"forged-markers", "reads-the-nonce", "kills-its-sandbox", "shadow-git", "fork-bomb"}
+PLUGIN = """import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    report.outcome, report.longrepr = "passed", None
+"""
+PATCH = """import unittest.result
+R = unittest.result.TestResult
+import unittest.runner
+T = unittest.runner.TextTestResult
+T.addFailure = T.addError = lambda self, test, err: T.addSuccess(self, test)
+"""
+APPEND = """python3 - <<'END'
+import os
+with open("calc.py", "a") as f:
+    f.write(f"import os, sys\\nOK = {os.environ['OK']!r}\\n{os.environ['CODE']}\\n")
+END"""
+SHADOW = """import os, sys
+for stream in (1, 2):
+    os.write(stream, {!r}.encode())
+os._exit(0)
+"""
+TABLE = yaml.safe_load((Path(__file__).parent / "attacks.yaml").read_text())
+Forgery = dict[str, Task]
+Attack = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def forgery(tmp_path_factory: pytest.TempPathFactory) -> Forgery:
+    return build(tmp_path_factory.mktemp("forgery"))
+
+
+def _cases(attacks: list[Attack]) -> list[object]:
+    rows = []
+    for attack in attacks:
+        name = attack["name"]
+        for number, framework in enumerate(attack.get("on", REPOS)):
+            fast = name == "fix" or (name in FAST and number == 0)
+            marks = () if fast else (pytest.mark.interop,)
+            rows.append(pytest.param(attack, framework, id=f"{name}-{framework}", marks=marks))
+    return rows
+
+
+def _script(attack: Attack, framework: str) -> str:
+    *_, test, new = REPOS[framework]
+    passing = file_text(framework, test, {"mul": 6, "add": 5}, fails=False)
+    ok = ok_lines(framework) + "\n"
+    values = {"TEST": test, "NEW": new, "OK": ok, "PASS": passing, "PLUGIN": PLUGIN, "PATCH": PATCH}
+    values |= {"CODE": attack.get("code", ""), "SHADOW": SHADOW.format(ok)}
+    run = APPEND if "code" in attack else attack.get("run", "")
+    if path := attack.get("shadow"):
+        run = f'mkdir -p "$(dirname {path})"; printf %s "$SHADOW" > {path}'
+    return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in values.items()) + run
+
+
+def _run(kind: str, task: Task, framework: str, attack: Attack, work: Path) -> Trial:
+    limits = Limits(timeout_sec=15, memory_mb=512, processes=48, file_mb=32)
+    mirror = task.path.parent.parent / "mirror"
+    sandboxes = SandboxFactory(kind, work, mirror, limits)
+    hurried = replace(task, verifier_timeout_sec=20.0, agent_timeout_sec=30.0)
+    run = run_trial(
+        hurried,
+        0,
+        trial_id="x.0",
+        agent=BashAgent(_script(attack, framework)),
+        sandboxes=sandboxes,
+        base_url="",
+        model=MODEL,
+    )
+    return asyncio.run(run)
+
+
+@pytest.mark.parametrize(("attack", "framework"), _cases(TABLE["attacks"]))
+def test_an_attack_scores_nothing(
+    forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
+) -> None:
+    trial = _run("bwrap", forgery[framework], framework, attack, tmp_path / "work")
+    assert trial.reward == 0.0, (trial.outcome, trial.error, trial.report)
+    assert trial.outcome is Outcome.TAMPER or not attack.get("tamper"), trial.report
+
+
+@pytest.mark.parametrize(("attack", "framework"), _cases(TABLE["honest"]))
+def test_honest_work_is_paid(
+    forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
+) -> None:
+    trial = _run("bwrap", forgery[framework], framework, attack, tmp_path / "work")
+    assert trial.outcome is Outcome.RESOLVED, (trial.error, trial.report)
+
+
+def test_there_are_at_least_forty() -> None:
+    names = [attack["name"] for attack in TABLE["attacks"]]
+    assert len(set(names)) == len(names) >= 40 and set(names) >= FAST | IN_DOCKER
