@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError
-from nanoswe_evalkit.agents.nop import NopAgent
+from nanoswe_evalkit.agents.oracle import NopAgent
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
 from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory

@@ -12,8 +12,7 @@ from fake_model import FakeModel, Reply, call, fake_model
 
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
-from nanoswe_evalkit.agents.nop import NopAgent
-from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.trial import Trial, from_line, run_trial, seed_of, to_line

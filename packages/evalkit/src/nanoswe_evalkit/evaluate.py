@@ -21,8 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.agents.nano import NanoAgent
-from nanoswe_evalkit.agents.nop import NopAgent
-from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
 from nanoswe_evalkit.agents.outside import RunnerAgent
 from nanoswe_evalkit.grading import grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of

@@ -1,17 +1,22 @@
-"""`oracle`: applies the task's gold patch, exactly as an agent's edits would arrive.
+"""`nop` does nothing, `oracle` applies the gold patch as an agent's edits would arrive.
 
-In: a job whose task folder has solution/gold.patch. Out: FINISHED. Refuses (EvalkitError) a gold
-patch that does not apply.
+In: a job. Out: FINISHED. On every sound task the one scores 0 and the other 1. Refuses
+(EvalkitError) a gold patch that does not apply.
 """
 
 from nanoswe_evalkit.agents.base import Job
-from nanoswe_evalkit.agents.nop import NopAgent
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 
 
-class OracleAgent(NopAgent):
-    """Scores 1 on every sound task."""
+class NopAgent:
+    async def run(self, job: Job) -> Stop:
+        return Stop.FINISHED
 
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class OracleAgent(NopAgent):
     async def run(self, job: Job) -> Stop:
         gold = (job.task.path / "solution" / "gold.patch").read_bytes()
         done = await job.sandbox.run(["git", "apply", "-"], stdin=gold)

@@ -41,7 +41,7 @@ class RunnerAgent:
 
     async def close(self) -> None:
         if self._process is not None:
-            with suppress(ProcessLookupError):
+            if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -54,9 +54,9 @@ class RunnerAgent:
             sock = await self._connect()
             reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_BYTES)
             stack.callback(writer.close)
-            model, task = asdict(job.model), job.task
-            first = {"base_url": job.base_url, "model": model, "instruction": task.instruction}
-            _send(writer, {**first, "workdir": task.workdir, **self.settings})
+            first = {"base_url": job.base_url, "model": asdict(job.model), **self.settings}
+            task = {"instruction": job.task.instruction, "workdir": job.task.workdir}
+            _send(writer, {**first, **task})
             while line := await reader.readline():
                 request = json.loads(line)
                 match request.pop("op"):

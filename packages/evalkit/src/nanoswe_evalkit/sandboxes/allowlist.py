@@ -62,12 +62,12 @@ class AllowlistSandbox(Sandbox):
         """It starts everywhere, and says each time what it is."""
         log.warning("NO SANDBOX: tests run model-written code as this user, with network")
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="nanoswe-allowlist-"))
         tree = self.scratch / "tree"
         await asyncio.to_thread(shutil.copytree, self.source, tree, symlinks=True)
 
-    async def stop(self) -> None:
+    async def _stop(self) -> None:
         if self.scratch is not None:
             scratch, self.scratch = self.scratch, None
             await asyncio.to_thread(shutil.rmtree, scratch)

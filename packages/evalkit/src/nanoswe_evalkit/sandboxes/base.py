@@ -72,17 +72,28 @@ class Sandbox(ABC):
 
     def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
         self.task, self.checkout, self.limits = task, checkout, limits
+        self._starting: asyncio.Future[None] | None = None
 
     @staticmethod
     @abstractmethod
     async def probe(work: Path) -> None:
         """Raise SandboxError unless this kind starts on this machine."""
 
-    @abstractmethod
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        # A cancelled start would leave half a sandbox: `stop` waits for a whole one.
+        self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._starting)
+
+    async def stop(self) -> None:
+        if self._starting is not None:
+            await asyncio.wait((self._starting,))
+        await self._stop()
 
     @abstractmethod
-    async def stop(self) -> None: ...
+    async def _start(self) -> None: ...
+
+    @abstractmethod
+    async def _stop(self) -> None: ...
 
     @abstractmethod
     async def _run(self, command: Command) -> ExecResult: ...

@@ -49,7 +49,6 @@ from nanoswe_harbor.task import Task
 WATCH_SEC = 0.2
 GRACE_SEC = 1.0
 START_SEC = 20.0
-OOM_EXIT = 137
 
 _live_slots: set[int] = set()
 
@@ -65,9 +64,10 @@ class BwrapSandbox(Sandbox):
         self.slot = -1
         self.scratch: Path | None = None
         self._holder: asyncio.subprocess.Process | None = None
-        self._starting: asyncio.Future[None] | None = None
+        self._watcher: asyncio.Future[None] | None = None
         self._init = 0
-        self._shell = 0
+        self._inside: dict[int, int] = {}  # pid of a joined process → how many of its tree to spare
+        self._over_memory = False
 
     @staticmethod
     async def probe(work: Path) -> None:
@@ -85,11 +85,6 @@ class BwrapSandbox(Sandbox):
                 await sandbox.stop()
         if done.exit_code:
             raise SandboxError(" ".join(done.stdout.decode(errors="replace").split()))
-
-    async def start(self) -> None:
-        # A cancelled start would leave half a sandbox: `stop` waits for a whole one.
-        self._starting = asyncio.ensure_future(self._start())
-        await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
         self.slot = next((slot for slot in range(SLOTS) if slot not in _live_slots), -1)
@@ -114,6 +109,7 @@ class BwrapSandbox(Sandbox):
         os.close(args)
         self._init = await self._first_child(self._holder.pid)
         await self._first_child(self._init)  # only now everything is mounted
+        self._watcher = asyncio.ensure_future(self._watch_memory())
 
     async def _first_child(self, pid: int) -> int:
         assert self._holder is not None and self._holder.stderr is not None
@@ -127,9 +123,9 @@ class BwrapSandbox(Sandbox):
             await asyncio.sleep(0.001)
         return found[0]
 
-    async def stop(self) -> None:
-        if self._starting is not None:
-            await asyncio.wait((self._starting,))
+    async def _stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
         _live_slots.discard(self.slot)
         holder, self._holder = self._holder, None
         if holder is not None:
@@ -147,23 +143,23 @@ class BwrapSandbox(Sandbox):
         except asyncio.CancelledError:
             await self._end(await entering, asyncio.ensure_future(asyncio.sleep(0)))
             raise
+        self._inside[process.pid] = 1
         done = asyncio.ensure_future(pump(process, command.stdin, capture))
         ended = asyncio.ensure_future(_exited(process))
-        watcher = asyncio.ensure_future(self._watch(process.pid, command.timeout_sec))
         try:
-            await asyncio.wait((ended, watcher), return_when=asyncio.FIRST_COMPLETED)
-            cut = 0 if ended.done() else watcher.result()
+            await asyncio.wait((ended,), timeout=command.timeout_sec)
+            timed_out = not ended.done()
         finally:
-            watcher.cancel()
             ended.cancel()
             await asyncio.shield(self._end(process, done))
         if self._holder is None or self._holder.returncode is not None:
             raise SandboxError("the sandbox died under a command")
-        if cut == OOM_EXIT:
+        if self._over_memory:
             capture.feed(f"\n[killed: more than {self.limits.memory_mb} MiB of memory]\n".encode())
+            self._over_memory = False
         code = process.returncode or 0
-        exit_code = cut or (code if code >= 0 else 128 - code)
-        return ExecResult(exit_code, capture.value(), cut == TIMED_OUT, capture.dropped > 0)
+        exit_code = TIMED_OUT if timed_out else code if code >= 0 else 128 - code
+        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
     async def _enter(self, command: Command, tty: int | None = None) -> asyncio.subprocess.Process:
         """Start a command in the sandbox's namespaces."""
@@ -184,33 +180,34 @@ class BwrapSandbox(Sandbox):
 
     async def _end(self, process: asyncio.subprocess.Process, done: asyncio.Future[None]) -> None:
         """End a command and what it left; beside a shell only what is still below the command."""
-        if self._shell:
+        self._inside.pop(process.pid, None)
+        if self._inside:
             _kill(_tree(process.pid)[1:])
             await asyncio.wait((done,), timeout=GRACE_SEC)  # what it left may hold its output
             done.cancel()
-        else:
-            if process.returncode is None or len(_children(self._init)) > 1:
-                await self._kill_all()
+        elif process.returncode is None or len(_children(self._init)) > 1:
+            await self._kill_all()
+        with suppress(asyncio.CancelledError):
             await done
-        if process.returncode is None:
-            await process.wait()
+        await _exited(process)
 
     async def _kill_all(self) -> None:
         """In the sandbox, `kill -1` reaches everything but its pid 1."""
         with entrance(self._init) as (enter, fds):
-            kill = await asyncio.create_subprocess_exec(
-                *enter, "sh", "-c", "kill -9 -1", pass_fds=fds, stderr=asyncio.subprocess.DEVNULL
-            )
+            argv = [*enter, "sh", "-c", "kill -9 -1"]
+            devnull = asyncio.subprocess.DEVNULL
+            kill = await asyncio.create_subprocess_exec(*argv, pass_fds=fds, stderr=devnull)
             await kill.wait()
 
-    async def _watch(self, pid: int, timeout_sec: float) -> int:
-        deadline = asyncio.get_running_loop().time() + timeout_sec
-        while (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(WATCH_SEC, left))
-            processes = {*_tree(pid), *_tree(self._init), *(_tree(self._shell)[1:])}
-            if _rss_bytes(processes) > self.limits.memory_mb * MIB:
-                return OOM_EXIT
-        return TIMED_OUT
+    async def _watch_memory(self) -> None:
+        """Too much in all ends everything but a terminal's bash, and the loop which starts that."""
+        while True:
+            await asyncio.sleep(WATCH_SEC)
+            pids = [pid for top, spare in self._inside.items() for pid in _tree(top)[spare:]]
+            pids += _tree(self._init)[2:]
+            if self._inside and _rss_bytes(pids) > self.limits.memory_mb * MIB:
+                self._over_memory = True
+                _kill(pids)
 
     @asynccontextmanager
     async def shell(self, env: Mapping[str, str] = NO_ENV) -> AsyncIterator[int]:
@@ -220,22 +217,15 @@ class BwrapSandbox(Sandbox):
             process = await self._enter(command, tty)
             os.close(tty)
             os.write(terminal, b"\n")
-            self._shell = process.pid
-            watcher = asyncio.ensure_future(self._watch_shell())
+            self._inside[process.pid] = 3
             try:
                 yield terminal
             finally:
-                watcher.cancel()
-                self._shell = 0
+                del self._inside[process.pid]
                 await asyncio.shield(self._kill_all())
                 await process.wait()
         finally:
             os.close(terminal)
-
-    async def _watch_shell(self) -> None:
-        """Too much memory ends all but the terminal's bash, and that loop which starts it."""
-        while await self._watch(self._shell, float("inf")):
-            _kill([*_tree(self._shell)[3:], *_tree(self._init)[2:]])
 
 
 async def _exited(process: asyncio.subprocess.Process) -> None:
@@ -251,8 +241,8 @@ def _kill(pids: list[int]) -> None:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all below it, parents first; none for 0."""
-    found = [pid] if pid else []
+    """The process and all below it, parents first."""
+    found = [pid]
     for process in found:
         found += _children(process)
     return found
@@ -266,7 +256,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _rss_bytes(pids: set[int]) -> int:
+def _rss_bytes(pids: list[int]) -> int:
     pages = 0
     for pid in pids:
         with suppress(OSError):

@@ -51,7 +51,6 @@ class DockerSandbox(Sandbox):
         super().__init__(task, checkout, limits)
         self._client: Any = None
         self._container: Any = None
-        self._creating: asyncio.Future[None] | None = None
         self._has_shell = False
 
     @staticmethod
@@ -60,15 +59,11 @@ class DockerSandbox(Sandbox):
         client = await _call(_connect)
         await _call(client.close)
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         self._client = await _call(_connect)
-        # A thread can't be cancelled: `stop` waits for it, so that no container is forgotten.
-        self._creating = asyncio.ensure_future(_call(self._create))
-        await asyncio.shield(self._creating)
+        await _call(self._create)
 
-    async def stop(self) -> None:
-        if self._creating is not None:
-            await asyncio.wait((self._creating,))
+    async def _stop(self) -> None:
         container, self._container = self._container, None
         client, self._client = self._client, None
         if container is not None:
