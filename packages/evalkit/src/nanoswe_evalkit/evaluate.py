@@ -38,9 +38,7 @@ from nanoswe_harbor.task import Task, load_tasks
 async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str) -> dict[str, Any]:
     """Run or resume the recipe in `folder`; the summary."""
     if recipe.agent.kind not in ("oracle", "nop") and not recipe.model.base_url:
-        raise EvalkitError(
-            f"agent {recipe.agent.kind} needs model.base_url, such as http://127.0.0.1:8000/v1"
-        )
+        raise EvalkitError(f"agent {recipe.agent.kind} needs model.base_url, ending in /v1")
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks = load_tasks(recipe.tasks.path)[: recipe.tasks.limit]

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from nanoswe_evalkit.sandboxes.base import MIB
 RUNNERS = Path(__file__).parent / "runners"
 OUTPUT_BYTES = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
 LINE_BYTES = 64 * MIB
-QUIET = {"OPENHANDS_SUPPRESS_BANNER": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-QUIET |= {"MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"}
-QUIET |= {"ALLOW_SHORT_CONTEXT_WINDOWS": "true"}
+QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS", "MSWEA_SILENT_STARTUP")
+ENV = dict.fromkeys((*QUIET, "LITELLM_LOCAL_MODEL_COST_MAP"), "true") | {"LANG": "C.UTF-8"}
 
 
 class RunnerAgent:
@@ -49,30 +48,30 @@ class RunnerAgent:
         async with self._starting:
             await self.start()
         job.facts.update(self.settings)
-        async with AsyncExitStack() as stack:
-            terminals = await stack.enter_async_context(AsyncExitStack())
-            sock = await self._connect()
-            reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_BYTES)
-            stack.callback(writer.close)
-            first = {"base_url": job.base_url, "model": asdict(job.model), **self.settings}
-            task = {"instruction": job.task.instruction, "workdir": job.task.workdir}
-            _send(writer, {**first, **task})
-            while line := await reader.readline():
-                request = json.loads(line)
-                match request.pop("op"):
-                    case "run":
-                        _send(writer, await _run(job, request))
-                    case "terminal":
-                        await terminals.aclose()
-                        shell = job.sandbox.shell(request["env"])
-                        terminal = await terminals.enter_async_context(shell)
-                        socket.send_fds(sock, [b"\0"], [terminal])
-                    case "message":
-                        _record(job, **request)
-                        _send(writer, None)
-                    case "end":
-                        return _end(job, **request)
-        raise EvalkitError(f"the {self.kind} runner died: {self._log()}")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(self._folder / "socket"))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_BYTES)
+        first = {"base_url": job.base_url, "model": asdict(job.model), **self.settings}
+        answer: Any = {**first, "instruction": job.task.instruction, "workdir": job.task.workdir}
+        with closing(writer):
+            async with AsyncExitStack() as terminals:
+                while True:
+                    writer.write(json.dumps(answer).encode() + b"\n")
+                    if not (line := await reader.readline()):
+                        raise EvalkitError(f"the {self.kind} runner died: {self._log()}")
+                    request = json.loads(line)
+                    match request.pop("op"):
+                        case "run":
+                            answer = await _run(job, **request)
+                        case "terminal":
+                            await terminals.aclose()
+                            shell = job.sandbox.shell(request["env"])
+                            terminal = await terminals.enter_async_context(shell)
+                            socket.send_fds(sock, [b"\0"], [terminal])
+                        case "message":
+                            _record(job, **request)
+                        case "end":
+                            return _end(job, **request)
 
     async def start(self) -> None:
         """Start the runner, unless it runs; importing an agent takes it many seconds."""
@@ -80,10 +79,8 @@ class RunnerAgent:
             return
         await self.close()
         if not self.python.is_file():
-            raise EvalkitError(
-                f"{self.python}: agent {self.kind} needs a Python of its own; "
-                "./just setup agents, or set agent.python"
-            )
+            text = "no such Python; ./just setup agents makes it, or set agent.python"
+            raise EvalkitError(f"{self.python}: {text}")
         self._folder = Path(tempfile.mkdtemp(prefix="nanoswe-"))
         # No file of this user's home or settings may change what an agent does.
         home = {"HOME": str(self._folder), "TMPDIR": str(self._folder)}
@@ -95,23 +92,13 @@ class RunnerAgent:
                 stdin=asyncio.subprocess.PIPE,  # its end tells the runner that we are gone
                 stdout=log,
                 stderr=log,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", **QUIET, **home},
+                env={"PATH": os.defpath, **ENV, **home},
                 start_new_session=True,
             )
         while not (self._folder / "socket").exists():
             await asyncio.sleep(0.05)
             if self._process.returncode is not None:
                 raise EvalkitError(f"no {self.kind} runner: {self._log()}")
-
-    async def _connect(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(sock, str(self._folder / "socket"))
-        except OSError as error:
-            sock.close()
-            raise EvalkitError(f"no {self.kind} runner: {self._log()}") from error
-        return sock
 
     def _log(self) -> str:
         with suppress(OSError):
@@ -120,18 +107,10 @@ class RunnerAgent:
         return "it left no log"
 
 
-def _send(writer: asyncio.StreamWriter, value: Any) -> None:
-    writer.write(json.dumps(value).encode() + b"\n")
-
-
-async def _run(job: Job, request: dict[str, Any]) -> tuple[int, str, bool]:
-    done = await job.sandbox.run(
-        request["argv"],
-        stdin=request["stdin"].encode("latin-1"),  # bytes travel as text of one byte a character
-        cwd=request["cwd"],
-        timeout_sec=request["timeout_sec"] or None,
-        output_bytes=OUTPUT_BYTES,
-    )
+async def _run(job: Job, argv: list[str], stdin: str) -> tuple[int, str, bool]:
+    """A command in the sandbox; bytes travel as latin-1 text."""
+    data = stdin.encode("latin-1")
+    done = await job.sandbox.run(argv, stdin=data, output_bytes=OUTPUT_BYTES)
     return done.exit_code, done.stdout.decode("latin-1"), done.timed_out
 
 

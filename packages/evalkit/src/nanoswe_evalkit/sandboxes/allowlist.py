@@ -14,22 +14,12 @@ import shlex
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from nanoswe_evalkit.grading import EVALUATE, EXTRACT
-from nanoswe_evalkit.sandboxes.base import (
-    NO_ENV,
-    TIMED_OUT,
-    Capture,
-    Command,
-    ExecResult,
-    Limits,
-    Sandbox,
-    SandboxError,
-    pump,
-)
+from nanoswe_evalkit.sandboxes import base
+from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 log = logging.getLogger(__name__)
@@ -91,11 +81,11 @@ class AllowlistSandbox(Sandbox):
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        capture = Capture(command.output_bytes)
+        capture = base.Capture(command.output_bytes)
         timed_out = False
         try:
             async with asyncio.timeout(command.timeout_sec):
-                await pump(process, command.stdin, capture)
+                await base.pump(process, command.stdin, capture)
         except TimeoutError:
             timed_out = True
         finally:
@@ -103,11 +93,8 @@ class AllowlistSandbox(Sandbox):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
         code = process.returncode or 0
-        exit_code = TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
+        exit_code = base.TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
-
-    def shell(self, env: Mapping[str, str] = NO_ENV) -> AbstractAsyncContextManager[int]:
-        raise SandboxError("allowlist has no shell; choose bwrap or docker")
 
     def _allowed(self, argv: list[str]) -> list[str]:
         """The command to run instead; ValueError says why not."""

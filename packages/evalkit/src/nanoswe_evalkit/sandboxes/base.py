@@ -98,9 +98,9 @@ class Sandbox(ABC):
     @abstractmethod
     async def _run(self, command: Command) -> ExecResult: ...
 
-    @abstractmethod
     def shell(self, env: Mapping[str, str] = NO_ENV) -> AbstractAsyncContextManager[int]:
         """A terminal with an interactive bash, as a file descriptor; commands may run beside it."""
+        raise SandboxError("this sandbox has no shell; choose bwrap or docker")
 
     async def run(
         self,

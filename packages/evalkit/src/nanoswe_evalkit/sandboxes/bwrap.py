@@ -18,32 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nanoswe_evalkit.sandboxes.base import (
-    IDLE,
-    MIB,
-    NO_ENV,
-    SHELL,
-    SHELL_ENV,
-    TIMED_OUT,
-    Capture,
-    Command,
-    ExecResult,
-    Limits,
-    Sandbox,
-    SandboxError,
-    pump,
-)
-from nanoswe_evalkit.sandboxes.bwrap_view import (
-    IS_ROOT,
-    SLOTS,
-    bwrap_path,
-    entrance,
-    environment,
-    make_etc,
-    options_for,
-    uid_of,
-    wrapper,
-)
+from nanoswe_evalkit.sandboxes import base
+from nanoswe_evalkit.sandboxes import bwrap_view as view
+from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 WATCH_SEC = 0.2
@@ -87,19 +64,19 @@ class BwrapSandbox(Sandbox):
             raise SandboxError(" ".join(done.stdout.decode(errors="replace").split()))
 
     async def _start(self) -> None:
-        self.slot = next((slot for slot in range(SLOTS) if slot not in _live_slots), -1)
+        self.slot = next((slot for slot in range(view.SLOTS) if slot not in _live_slots), -1)
         if self.slot < 0:
-            raise SandboxError(f"{SLOTS} sandboxes are live already; lower eval.concurrency")
+            raise SandboxError(f"{view.SLOTS} sandboxes are live already; lower eval.concurrency")
         _live_slots.add(self.slot)
         # Beside the checkout, so on its filesystem: inode numbers stay, and git trusts its index.
         self.scratch = _scratch(self.lower.parent, self.slot)
-        options = options_for(self.lower, self.scratch, self.task.workdir, self.limits)
+        options = view.options_for(self.lower, self.scratch, self.task.workdir, self.limits)
         args = os.memfd_create("bwrap")  # the command line of pid 1 is for all in it to see
         os.write(args, os.fsencode("\0".join(options)))
         os.lseek(args, 0, os.SEEK_SET)
         self._holder = await asyncio.create_subprocess_exec(
-            *(bwrap_path(), "--args", str(args), "--", "sh", "-c", IDLE, IDLE),
-            env=environment(),
+            *(view.bwrap_path(), "--args", str(args), "--", "sh", "-c", base.IDLE, base.IDLE),
+            env=view.environment(),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -136,7 +113,7 @@ class BwrapSandbox(Sandbox):
             await asyncio.to_thread(_remove, scratch)
 
     async def _run(self, command: Command) -> ExecResult:
-        capture = Capture(command.output_bytes)
+        capture = base.Capture(command.output_bytes)
         entering = asyncio.ensure_future(self._enter(command))
         try:
             process = await asyncio.shield(entering)
@@ -144,7 +121,7 @@ class BwrapSandbox(Sandbox):
             await self._end(await entering, asyncio.ensure_future(asyncio.sleep(0)))
             raise
         self._inside[process.pid] = 1
-        done = asyncio.ensure_future(pump(process, command.stdin, capture))
+        done = asyncio.ensure_future(base.pump(process, command.stdin, capture))
         ended = asyncio.ensure_future(_exited(process))
         try:
             await asyncio.wait((ended,), timeout=command.timeout_sec)
@@ -158,7 +135,7 @@ class BwrapSandbox(Sandbox):
             capture.feed(f"\n[killed: more than {self.limits.memory_mb} MiB of memory]\n".encode())
             self._over_memory = False
         code = process.returncode or 0
-        exit_code = TIMED_OUT if timed_out else code if code >= 0 else 128 - code
+        exit_code = base.TIMED_OUT if timed_out else code if code >= 0 else 128 - code
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
     async def _enter(self, command: Command, tty: int | None = None) -> asyncio.subprocess.Process:
@@ -167,10 +144,10 @@ class BwrapSandbox(Sandbox):
             raise SandboxError("the sandbox is not started")
         stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
         chdir = ["env", f"--chdir={command.cwd or self.task.workdir}"]
-        with entrance(self._init) as (enter, fds):
+        with view.entrance(self._init) as (enter, fds):
             return await asyncio.create_subprocess_exec(
-                *(*enter, *wrapper(self.slot, self.limits), *chdir, *command.argv),
-                env={**environment(), **command.env},
+                *(*enter, *view.wrapper(self.slot, self.limits), *chdir, *command.argv),
+                env={**view.environment(), **command.env},
                 stdin=tty or stdin,
                 stdout=tty or asyncio.subprocess.PIPE,
                 stderr=tty or asyncio.subprocess.STDOUT,
@@ -193,11 +170,9 @@ class BwrapSandbox(Sandbox):
 
     async def _kill_all(self) -> None:
         """In the sandbox, `kill -1` reaches everything but its pid 1."""
-        with entrance(self._init) as (enter, fds):
-            argv = [*enter, "sh", "-c", "kill -9 -1"]
-            devnull = asyncio.subprocess.DEVNULL
-            kill = await asyncio.create_subprocess_exec(*argv, pass_fds=fds, stderr=devnull)
-            await kill.wait()
+        with view.entrance(self._init) as (enter, fds):
+            argv = [*enter, "sh", "-c", "exec 2>/dev/null; kill -9 -1"]
+            await (await asyncio.create_subprocess_exec(*argv, pass_fds=fds)).wait()
 
     async def _watch_memory(self) -> None:
         """Too much in all ends everything but a terminal's bash, and the loop which starts that."""
@@ -205,14 +180,16 @@ class BwrapSandbox(Sandbox):
             await asyncio.sleep(WATCH_SEC)
             pids = [pid for top, spare in self._inside.items() for pid in _tree(top)[spare:]]
             pids += _tree(self._init)[2:]
-            if self._inside and _rss_bytes(pids) > self.limits.memory_mb * MIB:
+            if self._inside and _rss_bytes(pids) > self.limits.memory_mb * base.MIB:
                 self._over_memory = True
                 _kill(pids)
 
     @asynccontextmanager
-    async def shell(self, env: Mapping[str, str] = NO_ENV) -> AsyncIterator[int]:
+    async def shell(self, env: Mapping[str, str] = base.NO_ENV) -> AsyncIterator[int]:
         terminal, tty = os.openpty()
-        command = Command(["setsid", "--ctty", *SHELL], b"", {**SHELL_ENV, **env}, None, 0, 0)
+        command = Command(
+            ["setsid", "--ctty", *base.SHELL], b"", {**base.SHELL_ENV, **env}, None, 0, 0
+        )
         try:
             process = await self._enter(command, tty)
             os.close(tty)
@@ -265,12 +242,12 @@ def _rss_bytes(pids: list[int]) -> int:
 
 
 def _scratch(parent: Path, slot: int) -> Path:
-    make_etc(parent)
+    view.make_etc(parent)
     scratch = Path(tempfile.mkdtemp(prefix=".live-", dir=parent))
     for name in ("upper", "work"):
         (scratch / name).mkdir()
-        if IS_ROOT:
-            os.chown(scratch / name, uid_of(slot), uid_of(slot))
+        if view.IS_ROOT:
+            os.chown(scratch / name, view.uid_of(slot), view.uid_of(slot))
     return scratch
 
 
@@ -281,7 +258,7 @@ def _remove(scratch: Path) -> None:
 
 def _make_removable(folder: Path) -> None:
     """The kernel and the agent may leave folders that their owner can't enter."""
-    if not IS_ROOT:
+    if not view.IS_ROOT:
         for root, folders, _ in os.walk(folder):
             for name in folders:
                 path = Path(root, name)

@@ -21,20 +21,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils.socket import frames_iter
 
 import docker
-from nanoswe_evalkit.sandboxes.base import (
-    IDLE,
-    MIB,
-    NO_ENV,
-    SHELL,
-    SHELL_ENV,
-    TIMED_OUT,
-    Capture,
-    Command,
-    ExecResult,
-    Limits,
-    Sandbox,
-    SandboxError,
-)
+from nanoswe_evalkit.sandboxes import base
+from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
@@ -73,7 +61,7 @@ class DockerSandbox(Sandbox):
             await _call(client.close)
 
     async def _run(self, command: Command) -> ExecResult:
-        capture, seconds = Capture(command.output_bytes), command.timeout_sec
+        capture, seconds = base.Capture(command.output_bytes), command.timeout_sec
         argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command.argv]
         if self._has_shell:  # then this command can't be killed by killing everything
             argv = ["timeout", "-s", "KILL", str(seconds), *argv]
@@ -105,12 +93,12 @@ class DockerSandbox(Sandbox):
             await pump
         cut = self._has_shell and time.monotonic() - began >= seconds
         timed_out = not done or (cut and ended.result() == KILLED)
-        exit_code = TIMED_OUT if timed_out else ended.result()
+        exit_code = base.TIMED_OUT if timed_out else ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
     @asynccontextmanager
-    async def shell(self, env: Mapping[str, str] = NO_ENV) -> AsyncIterator[int]:
-        _, terminal = await self._exec(SHELL, {**SHELL_ENV, **env}, None, tty=True)
+    async def shell(self, env: Mapping[str, str] = base.NO_ENV) -> AsyncIterator[int]:
+        _, terminal = await self._exec(base.SHELL, {**base.SHELL_ENV, **env}, None, tty=True)
         self._has_shell = True
         terminal._sock.sendall(b"\n")
         try:
@@ -146,15 +134,15 @@ class DockerSandbox(Sandbox):
         await _call(lambda: self._container.exec_run(["sh", "-c", "kill -9 -1"], user="root"))
 
     def _create(self) -> None:
-        limits, file_bytes = self.limits, self.limits.file_mb * MIB
+        limits, file_bytes = self.limits, self.limits.file_mb * base.MIB
         try:
             self._container = self._client.containers.create(
                 self.task.docker_image,
                 [],
-                entrypoint=["sh", "-c", IDLE, IDLE],
+                entrypoint=["sh", "-c", base.IDLE, base.IDLE],
                 network_mode="none",
-                mem_limit=limits.memory_mb * MIB,
-                memswap_limit=limits.memory_mb * MIB,
+                mem_limit=limits.memory_mb * base.MIB,
+                memswap_limit=limits.memory_mb * base.MIB,
                 pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
                 security_opt=["no-new-privileges"],
@@ -206,7 +194,7 @@ def _send(stream: Any, stdin: bytes) -> None:
         stream._sock.shutdown(socket.SHUT_WR)
 
 
-def _receive(stream: Any, capture: Capture) -> None:
+def _receive(stream: Any, capture: base.Capture) -> None:
     for _, data in frames_iter(stream, tty=False):
         capture.feed(data)
     _close(stream)

@@ -37,18 +37,13 @@ class Link:
         with self.lock:
             self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self.file.flush()
-            if op == "terminal":
-                return socket.recv_fds(self.sock, 1, 1)[1][0]
-            return json.loads(self.file.readline())
+            fds = socket.recv_fds(self.sock, 1, 1)[1] if op == "terminal" else None
+            answer = json.loads(self.file.readline())
+            return fds[0] if fds else answer
 
-    def run(
-        self, *argv: str, stdin: bytes = b"", cwd: str | None = None, timeout_sec: float = 0
-    ) -> tuple[int, bytes, bool]:
-        """(exit code, output, did it time out?) of a command in the sandbox."""
-        data = stdin.decode("latin-1")
-        code, output, late = self.call(
-            "run", argv=argv, stdin=data, cwd=cwd, timeout_sec=timeout_sec
-        )
+    def run(self, *argv: str, stdin: bytes = b"") -> tuple[int, bytes, bool]:
+        """(exit code, output, was it cut off?) of a command; bytes travel as latin-1 text."""
+        code, output, late = self.call("run", argv=argv, stdin=stdin.decode("latin-1"))
         return code, output.encode("latin-1"), late
 
 

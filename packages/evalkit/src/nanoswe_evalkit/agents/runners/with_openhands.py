@@ -111,7 +111,7 @@ class Editor(FileEditorExecutor):
     def _fetch(self, path: str, local: Path) -> str:
         """Make the mirror; why it can't be made, if so."""
         shutil.rmtree(self.root)
-        code, data, _ = self.link.run("sh", "-c", FETCH, path, cwd="/")
+        code, data, _ = self.link.run("sh", "-c", FETCH, path)
         text = data.decode(errors="replace")
         match code:
             case 0 | 4:
