@@ -62,7 +62,7 @@ def _cases(attacks: list[Attack]) -> list[object]:
     rows = []
     for attack in attacks:
         name = attack["name"]
-        for number, framework in enumerate(attack.get("on", REPOS)):
+        for number, framework in enumerate(attack.get("frameworks", REPOS)):
             fast = name == "fix" or (name in FAST and number == 0)
             marks = () if fast else (pytest.mark.interop,)
             rows.append(pytest.param(attack, framework, id=f"{name}-{framework}", marks=marks))

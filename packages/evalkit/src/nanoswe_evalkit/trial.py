@@ -102,22 +102,10 @@ async def run_trial(
     except Exception as failure:
         name = "" if isinstance(failure, EvalkitError) else f"{type(failure).__name__}: "
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{name}{failure}"
-    return Trial(
-        trial_id=trial_id,
-        task_id=task.task_id,
-        attempt=attempt,
-        try_=try_,
-        stop=stop,
-        outcome=verdict.outcome,
-        reward=reward_of(verdict.outcome),
-        turns=sum(message["role"] == "assistant" for message in messages),
-        patch=patch,
-        report=verdict.report,
-        timings=timings,
-        error=error,
-        messages=tuple(messages),
-        agent=facts,
-    )
+    outcome, reward = verdict.outcome, reward_of(verdict.outcome)
+    turns = sum(message["role"] == "assistant" for message in messages)
+    told = (stop, outcome, reward, turns, patch, verdict.report, timings, error, tuple(messages))
+    return Trial(trial_id, task.task_id, attempt, try_, *told, agent=facts)
 
 
 async def _run_agent(agent: Agent, job: Job) -> Stop:

@@ -85,15 +85,11 @@ class RunnerAgent:
         # No file of this user's home or settings may change what an agent does.
         home = {"HOME": str(self._folder), "TMPDIR": str(self._folder)}
         with (self._folder / "log").open("wb") as log:
+            # The end of its stdin tells the runner that we are gone.
+            streams: Any = {"stdin": asyncio.subprocess.PIPE, "stdout": log, "stderr": log}
+            argv = (self.python, RUNNERS / f"with_{self.kind}.py", self._folder / "socket")
             self._process = await asyncio.create_subprocess_exec(
-                self.python,
-                RUNNERS / f"with_{self.kind}.py",
-                self._folder / "socket",
-                stdin=asyncio.subprocess.PIPE,  # its end tells the runner that we are gone
-                stdout=log,
-                stderr=log,
-                env={"PATH": os.defpath, **ENV, **home},
-                start_new_session=True,
+                *argv, **streams, env={"PATH": os.defpath, **ENV, **home}, start_new_session=True
             )
         while not (self._folder / "socket").exists():
             await asyncio.sleep(0.05)

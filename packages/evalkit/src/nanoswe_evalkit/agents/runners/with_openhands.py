@@ -71,10 +71,6 @@ class SandboxTerminal(SubprocessTerminal):
         while data and not self._closed:
             data = data[os.write(self._pty_master_fd, data[:1024]) :]
 
-    def interrupt(self) -> bool:
-        self._write_pty(b"\x03")
-        return True
-
     def close(self) -> None:
         self._closed = True  # the harness ends the terminal, and with it the reader
 
@@ -144,24 +140,15 @@ class SandboxEditorTool(FileEditorTool):
 
 def make_agent(job: dict) -> Agent:
     model, size = job["model"], job["condenser_events"]
-    llm = LLM(
-        usage_id="agent",
-        model=f"openai/{model['name']}",
-        base_url=job["base_url"],
-        api_key=SecretStr(model["api_key"] or "none"),
-        temperature=model["temperature"],
-        max_output_tokens=model["max_tokens"],
-        seed=model["seed"],
-        timeout=int(model["timeout_sec"]),
-        num_retries=job["retries"],
-        retry_min_wait=1,
-        api_mode="chat",
-        caching_prompt=False,
-        disable_vision=True,
-        force_string_serializer=True,
-        # Every model is taken for one with a reasoning effort, which drops the sampling parameters.
-        capability_overrides={"supports_reasoning_effort": False, "supports_sampling_params": True},
-    )
+    sampling = {"temperature": model["temperature"], "seed": model["seed"]}
+    sampling |= {"max_output_tokens": model["max_tokens"], "num_retries": job["retries"]}
+    key = SecretStr(model["api_key"] or "none")
+    service = {"model": f"openai/{model['name']}", "base_url": job["base_url"], "api_key": key}
+    service |= {"timeout": int(model["timeout_sec"]), "retry_min_wait": 1, "api_mode": "chat"}
+    form = {"caching_prompt": False, "disable_vision": True, "force_string_serializer": True}
+    # Every model is taken for one with a reasoning effort, which drops the sampling parameters.
+    knows = {"supports_reasoning_effort": False, "supports_sampling_params": True}
+    llm = LLM(usage_id="agent", **service, **sampling, **form, capability_overrides=knows)
     summariser = llm.model_copy(update={"usage_id": "condenser"})
     condenser = LLMSummarizingCondenser(llm=summariser, max_size=size) if size else None
     tools = [Tool(name=tool.name) for tool in (TerminalTool, FileEditorTool, TaskTrackerTool)]
@@ -184,13 +171,8 @@ def work(link: Link) -> dict:
             link.call("message", message=message, again=again)
 
     LINKS[folder] = link
-    conversation = Conversation(
-        agent,
-        workspace=folder,
-        callbacks=[on_event],
-        visualizer=None,
-        stuck_detection=link.job["stuck_detector"],
-    )
+    options = {"workspace": folder, "callbacks": [on_event], "visualizer": None}
+    conversation = Conversation(agent, **options, stuck_detection=link.job["stuck_detector"])
     link.on_close = conversation.pause
     try:
         result = {"stop": converse(conversation, link.job, facts)}
