@@ -140,10 +140,9 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Errors end here, as one line and an exit code."""
     logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False, show_time=False)],
-    )
+        level=logging.WARNING, format="%(message)s",
+        handlers=[RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
+    )  # fmt: skip
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:

@@ -21,8 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.agents.nano import NanoAgent
+from nanoswe_evalkit.agents.openhands import OpenHandsAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
-from nanoswe_evalkit.agents.outside import RunnerAgent
 from nanoswe_evalkit.grading import grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
 from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
@@ -51,23 +51,18 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     wandb = recipe.eval.tracker == "wandb"
     agent = make_agent(recipe.agent)
     try:
-        if isinstance(agent, RunnerAgent):
+        if isinstance(agent, OpenHandsAgent):
             await agent.start()
         with (
             Tracker(folder, recipe.name, config, wandb=wandb) as tracker,
             _progress(console, f"{recipe.name} ({kind})", total) as advance,
         ):
             trials = await run_trials(
-                tasks,
-                recipe.eval.attempts,
-                agent=agent,
-                sandboxes=sandboxes,
+                tasks, recipe.eval.attempts, agent=agent, sandboxes=sandboxes,
                 model=recipe.model.config(recipe.seed, api_key),
-                concurrency=recipe.eval.concurrency,
-                base_url=recipe.model.base_url,
-                on_trial=advance,
-                path=folder / "trials.jsonl",
-            )
+                concurrency=recipe.eval.concurrency, base_url=recipe.model.base_url,
+                on_trial=advance, path=folder / "trials.jsonl"
+            )  # fmt: skip
             summary = summarize(trials, recipe.eval.k, recipe.seed)
             tracker.log({name: e["value"] for name, e in summary["scores"].items()})
     finally:
@@ -86,12 +81,10 @@ def summarize(trials: Sequence[Trial], ks: Sequence[int], seed: int) -> dict[str
         most = max(n for n, _ in counts.values())
         scores |= {f"pass@{k}": asdict(pass_estimate(counts, k, seed)) for k in ks if k <= most}
     return {
-        "scores": scores,
-        "tasks": len({trial.task_id for trial in trials}),
-        "trials": len(trials),
+        "scores": scores, "tasks": len({trial.task_id for trial in trials}), "trials": len(trials),
         "outcomes": dict(Counter(str(trial.outcome) for trial in trials).most_common()),
-        "no_reward": sum(trial.reward is None for trial in trials),
-    }
+        "no_reward": sum(trial.reward is None for trial in trials)
+    }  # fmt: skip
 
 
 async def verify_tasks(
@@ -104,21 +97,14 @@ async def verify_tasks(
         work = Path(folder)
         sandboxes = SandboxFactory(await pick(kind, work), work, _mirror(path, mirror), Limits())
         checks: list[tuple[str, Agent, float]] = [
-            ("oracle", OracleAgent(), 1.0),
-            ("nop", NopAgent(), 0.0),
-        ]
+            ("oracle", OracleAgent(), 1.0), ("nop", NopAgent(), 0.0)
+        ]  # fmt: skip
         for name, agent, want in checks:
             with _progress(console, f"verify {name} ({sandboxes.kind})", len(tasks)) as advance:
                 trials = await run_trials(
-                    tasks,
-                    1,
-                    agent=agent,
-                    sandboxes=sandboxes,
-                    model=ModelConfig("none"),
-                    concurrency=concurrency,
-                    on_trial=advance,
-                    grade_empty=True,
-                )
+                    tasks, 1, agent=agent, sandboxes=sandboxes, model=ModelConfig("none"),
+                    concurrency=concurrency, on_trial=advance, grade_empty=True
+                )  # fmt: skip
             for trial in trials:
                 if trial.reward != want:
                     why = trial.error or str((trial.report or {}).get("reason", ""))
@@ -168,9 +154,8 @@ def make_agent(section: AgentSection) -> Agent:
     match section.kind:
         case "nano":
             return NanoAgent(section.max_turns)
-        case "openhands" | "mini":
-            settings = section.model_dump(mode="json", exclude={"python"})
-            return RunnerAgent(section.kind, section.python, settings)
+        case "openhands":
+            return OpenHandsAgent(section.python, section.model_dump(exclude={"python"}))
         case "oracle":
             return OracleAgent()
         case "nop":

@@ -95,12 +95,9 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
     bundle += _member("model.patch", patch.encode("utf-8", "surrogateescape"))
     async with pristine() as sandbox:
         done = await sandbox.run(
-            ["/bin/bash", "-c", EVALUATE],
-            stdin=bundle + END_OF_TAR,
-            env={"TESTS": TESTS_DIR},
-            timeout_sec=task.verifier_timeout_sec,
-            output_bytes=LOG_BYTES,
-        )
+            ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR, env={"TESTS": TESTS_DIR},
+            timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
+        )  # fmt: skip
     log = done.stdout.decode("utf-8", errors="replace")
     if done.exit_code == REJECTED and log.endswith(f">>>>> Model Patch Failed {nonce}\n"):
         return Verdict(Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:], "dropped": []})

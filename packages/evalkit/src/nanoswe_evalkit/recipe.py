@@ -36,11 +36,11 @@ class TasksSection(Section):
 
 
 class AgentSection(Section):
-    kind: Literal["nano", "openhands", "mini", "oracle", "nop"] = "nano"
+    kind: Literal["nano", "openhands", "oracle", "nop"] = "nano"
     max_turns: int = Field(default=30, ge=1)
     """Model calls."""
-    python: Path = Path(".agents/bin/python")
-    """The Python with openhands or mini; `./just setup agents` makes it."""
+    python: Path = Path(".openhands/bin/python")
+    """openhands: the Python that has it; `./just setup openhands` makes it."""
     nudges: int = Field(default=0, ge=0)
     """openhands: how often a reply without a tool call is answered `continue` before it ends."""
     stuck_detector: bool = True

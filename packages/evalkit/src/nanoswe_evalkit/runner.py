@@ -33,21 +33,12 @@ def default_trial_id(task: Task, attempt: int) -> str:
 
 
 async def run_trials(
-    tasks: Sequence[Task],
-    attempts: int,
-    *,
-    agent: Agent,
-    sandboxes: SandboxFactory,
-    model: ModelConfig,
-    concurrency: int,
-    base_url: str = "",
-    open_session: OpenSession | None = None,
-    close_session: CloseSession | None = None,
-    trial_id: Callable[[Task, int], str] = default_trial_id,
-    on_trial: Callable[[Trial], None] | None = None,
-    path: Path | None = None,
-    grade_empty: bool = False,
-) -> list[Trial]:
+    tasks: Sequence[Task], attempts: int, *, agent: Agent, sandboxes: SandboxFactory,
+    model: ModelConfig, concurrency: int, base_url: str = "",
+    open_session: OpenSession | None = None, close_session: CloseSession | None = None,
+    trial_id: Callable[[Task, int], str] = default_trial_id, on_trial: Callable[[Trial],
+    None] | None = None, path: Path | None = None, grade_empty: bool = False
+) -> list[Trial]:  # fmt: skip
     """Every attempt at every task, `concurrency` at a time, less those that `path` holds already.
 
     `open_session(trial_id, try)` gives the base URL of one try, `close_session` ends it; without
@@ -81,12 +72,9 @@ async def run_trials(
 
 
 async def _with_tries(
-    trial_id: str,
-    once: Callable[..., Awaitable[Trial]],
-    base_url: str,
-    open_session: OpenSession | None,
-    close_session: CloseSession | None,
-) -> Trial:
+    trial_id: str, once: Callable[..., Awaitable[Trial]], base_url: str,
+    open_session: OpenSession | None, close_session: CloseSession | None
+) -> Trial:  # fmt: skip
     """Run a trial, again while the machinery fails; a session of its own for each try."""
     for try_ in range(MAX_TRIES):
         url = await open_session(trial_id, try_) if open_session else base_url

@@ -31,14 +31,9 @@ class Tracker:
                 raise EvalkitError("wandb is not installed: nanoswe-evalkit[wandb]") from error
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
             self._wandb = module.init(
-                project="nanoswe",
-                name=name,
-                id=name,
-                dir=folder,
-                config=dict(config),
-                mode=mode,
-                resume="allow",
-            )
+                project="nanoswe", name=name, id=name, dir=folder, config=dict(config), mode=mode,
+                resume="allow"
+            )  # fmt: skip
 
     def log(self, metrics: Mapping[str, Any], step: int = 0) -> None:
         record = {"schema": "metrics/1", "step": step, "time_sec": time.time(), **metrics}
@@ -51,11 +46,9 @@ class Tracker:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None
+    ) -> None:  # fmt: skip
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=1 if error else 0)

@@ -67,17 +67,9 @@ def seed_of(seed: int, trial_id: str) -> int:
 
 
 async def run_trial(
-    task: Task,
-    attempt: int,
-    *,
-    trial_id: str,
-    agent: Agent,
-    sandboxes: SandboxFactory,
-    base_url: str,
-    model: ModelConfig,
-    try_: int = 0,
-    grade_empty: bool = False,
-) -> Trial:
+    task: Task, attempt: int, *, trial_id: str, agent: Agent, sandboxes: SandboxFactory,
+    base_url: str, model: ModelConfig, try_: int = 0, grade_empty: bool = False
+) -> Trial:  # fmt: skip
     """Run the agent, extract its patch, grade it (an empty one only with `grade_empty`)."""
     stop: Stop | None = None
     patch, error = "", ""

@@ -17,19 +17,11 @@ from nanoswe_evalkit.sandboxes.base import Sandbox
 
 SYSTEM_PROMPT = "You fix one bug. Use bash. Say submit when done."
 TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "description": "Run a bash command in the repository. `submit` ends the work.",
-            "parameters": {
-                "type": "object",
-                "properties": {"command": {"type": "string"}},
-                "required": ["command"],
-            },
-        },
-    }
-]
+    {"type": "function", "function": {"name": "bash",
+    "description": "Run a bash command in the repository. `submit` ends the work.",
+    "parameters": {"type": "object", "properties": {"command": {"type": "string"}},
+    "required": ["command"]}}}
+]  # fmt: skip
 
 
 class NanoAgent:
@@ -72,11 +64,9 @@ class NanoAgent:
         headers = {"Authorization": f"Bearer {model.api_key}"} if model.api_key else {}
         try:
             response = await self._client.post(
-                f"{base_url.rstrip('/')}/chat/completions",
-                json=body,
-                headers=headers,
-                timeout=model.timeout_sec,
-            )
+                f"{base_url.rstrip('/')}/chat/completions", json=body, headers=headers,
+                timeout=model.timeout_sec
+            )  # fmt: skip
         except httpx.HTTPError as error:
             raise ModelError(f"model at {base_url}: {type(error).__name__} {error}") from error
         if response.status_code == 400 and "context" in response.text.lower():

@@ -69,21 +69,12 @@ def _trial(
         if kind in report
     }
     return {
-        "id": trial.trial_id,
-        "task": trial.task_id,
-        "phase": phase,
-        "attempt": trial.attempt,
-        "outcome": str(trial.outcome),
-        "stop": str(trial.stop or ""),
-        "reward": trial.reward,
-        "turns": trial.turns,
-        "patch": trial.patch[:MAX_TEXT],
-        "error": trial.error or str(report.get("reason") or ""),
-        "tests": tests,
-        "timings": trial.timings,
-        "rows": rows,
-        "messages": messages,
-    }
+        "id": trial.trial_id, "task": trial.task_id, "phase": phase, "attempt": trial.attempt,
+        "outcome": str(trial.outcome), "stop": str(trial.stop or ""), "reward": trial.reward,
+        "turns": trial.turns, "patch": trial.patch[:MAX_TEXT],
+        "error": trial.error or str(report.get("reason") or ""), "tests": tests,
+        "timings": trial.timings, "rows": rows, "messages": messages
+    }  # fmt: skip
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:
@@ -94,12 +85,10 @@ def _row(sample: dict[str, Any]) -> dict[str, Any]:
             ends[turn] = index + 1
     versions = sorted({version for version in sample["versions"] if version >= 0})
     return {
-        "tokens": sample["tokens"],
-        "provenance": sample["provenance"],
+        "tokens": sample["tokens"], "provenance": sample["provenance"],
         "logprobs": [None if x is None else round(x, 3) for x in sample["logprobs"]],
-        "ends": sorted(ends.values()),
-        "versions": [versions[0], versions[-1]] if versions else [],
-    }
+        "ends": sorted(ends.values()), "versions": [versions[0], versions[-1]] if versions else []
+    }  # fmt: skip
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, str]:

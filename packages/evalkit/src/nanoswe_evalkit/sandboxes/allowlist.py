@@ -26,12 +26,9 @@ log = logging.getLogger(__name__)
 # Program → what its options may look like. Everything else is a path below the copy, but for the
 # first plain argument of grep (a pattern) and of sed (a script).
 PROGRAMS = {
-    "cat": r"-[nA]+",
-    "ls": r"-[laRA1]+",
-    "head": r"-\d+|-n\d*|-c\d*|\d+",
-    "grep": r"-[nrilEFHvwc]+",
-    "sed": r"-[nE]+|-i",
-}
+    "cat": r"-[nA]+", "ls": r"-[laRA1]+", "head": r"-\d+|-n\d*|-c\d*|\d+",
+    "grep": r"-[nrilEFHvwc]+", "sed": r"-[nE]+|-i"
+}  # fmt: skip
 PATTERN_FIRST = ("grep", "sed")
 ENV = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 REFUSED = 126
@@ -73,14 +70,9 @@ class AllowlistSandbox(Sandbox):
         if "TESTS" in env:
             env["TESTS"] = str(self.scratch / "tests")
         process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=self.scratch / "tree",
-            env=env,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
+            *argv, cwd=self.scratch / "tree", env=env, stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+        )  # fmt: skip
         capture = base.Capture(command.output_bytes)
         timed_out = False
         try:

@@ -103,15 +103,9 @@ class Sandbox(ABC):
         raise SandboxError("this sandbox has no shell; choose bwrap or docker")
 
     async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        env: Mapping[str, str] = NO_ENV,
-        cwd: str | None = None,
-        timeout_sec: float | None = None,
-        output_bytes: int | None = None,
-    ) -> ExecResult:
+        self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] = NO_ENV,
+        cwd: str | None = None, timeout_sec: float | None = None, output_bytes: int | None = None
+    ) -> ExecResult:  # fmt: skip
         seconds = timeout_sec or self.limits.timeout_sec
         size = output_bytes or self.limits.output_bytes
         return await self._run(Command(argv, stdin, env, cwd, seconds, size))

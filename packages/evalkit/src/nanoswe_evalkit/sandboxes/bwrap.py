@@ -24,7 +24,6 @@ from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox,
 from nanoswe_harbor.task import Task
 
 WATCH_SEC = 0.2
-GRACE_SEC = 1.0
 START_SEC = 20.0
 
 _live_slots: set[int] = set()
@@ -147,25 +146,19 @@ class BwrapSandbox(Sandbox):
         with view.entrance(self._init) as (enter, fds):
             return await asyncio.create_subprocess_exec(
                 *(*enter, *view.wrapper(self.slot, self.limits), *chdir, *command.argv),
-                env={**view.environment(), **command.env},
-                stdin=tty or stdin,
-                stdout=tty or asyncio.subprocess.PIPE,
-                stderr=tty or asyncio.subprocess.STDOUT,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+                env={**view.environment(), **command.env}, stdin=tty or stdin,
+                stdout=tty or asyncio.subprocess.PIPE, stderr=tty or asyncio.subprocess.STDOUT,
+                pass_fds=fds, start_new_session=True
+            )  # fmt: skip
 
     async def _end(self, process: asyncio.subprocess.Process, done: asyncio.Future[None]) -> None:
         """End a command and what it left; beside a shell only what is still below the command."""
         self._inside.pop(process.pid, None)
         if self._inside:
             _kill(_tree(process.pid)[1:])
-            await asyncio.wait((done,), timeout=GRACE_SEC)  # what it left may hold its output
-            done.cancel()
         elif process.returncode is None or len(_children(self._init)) > 1:
             await self._kill_all()
-        with suppress(asyncio.CancelledError):
-            await done
+        await done
         await _exited(process)
 
     async def _kill_all(self) -> None:

@@ -99,11 +99,8 @@ def environment() -> dict[str, str]:
         path = f"{sys.base_prefix}/bin:{path}"
     env = {"PATH": path, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb"}
     return env | {
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",
-        "USER": "agent",
-        "TZ": "UTC",
-    }
+        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent", "TZ": "UTC"
+    }  # fmt: skip
 
 
 @contextmanager

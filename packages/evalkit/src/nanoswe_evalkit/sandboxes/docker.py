@@ -10,7 +10,6 @@ import asyncio
 import socket
 import tarfile
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -73,26 +72,19 @@ class DockerSandbox(Sandbox):
             await self._kill_all()
             _close(stream)
             raise
-        sock = stream._sock
         pump = asyncio.gather(
             _thread(_send, stream, command.stdin), _thread(_receive, stream, capture)
         )
         ended = asyncio.ensure_future(self._ended(exec_id))
-        began = time.monotonic()
         try:
             done, _ = await asyncio.wait((ended,), timeout=seconds + GRACE_SEC * self._has_shell)
         finally:
             ended.cancel()
-            if self._has_shell:
-                await asyncio.wait((pump,), timeout=GRACE_SEC)
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-            else:
+            if not self._has_shell:
                 # Also ends what the command left running, and the stream that `pump` reads.
                 await asyncio.shield(self._kill_all())
             await pump
-        cut = self._has_shell and time.monotonic() - began >= seconds
-        timed_out = not done or (cut and ended.result() == KILLED)
+        timed_out = not done or (self._has_shell and ended.result() == KILLED)
         exit_code = base.TIMED_OUT if timed_out else ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
@@ -137,18 +129,13 @@ class DockerSandbox(Sandbox):
         limits, file_bytes = self.limits, self.limits.file_mb * base.MIB
         try:
             self._container = self._client.containers.create(
-                self.task.docker_image,
-                [],
-                entrypoint=["sh", "-c", base.IDLE, base.IDLE],
-                network_mode="none",
-                mem_limit=limits.memory_mb * base.MIB,
-                memswap_limit=limits.memory_mb * base.MIB,
-                pids_limit=limits.processes,
+                self.task.docker_image, [], entrypoint=["sh", "-c", base.IDLE, base.IDLE],
+                network_mode="none", mem_limit=limits.memory_mb * base.MIB,
+                memswap_limit=limits.memory_mb * base.MIB, pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
-                security_opt=["no-new-privileges"],
-                environment={"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"},
-                labels={LABEL: self.task.task_id},
-            )
+                security_opt=["no-new-privileges"], environment={"PYTHONDONTWRITEBYTECODE": "1",
+                "LANG": "C.UTF-8"}, labels={LABEL: self.task.task_id}
+            )  # fmt: skip
         except ImageNotFound as error:
             image = self.task.docker_image
             raise SandboxError(f"no image {image}; build it, or docker pull {image}") from error

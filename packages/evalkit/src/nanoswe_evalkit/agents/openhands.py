@@ -1,9 +1,9 @@
-"""`openhands` and `mini`: an agent of its own Python, in one runner process for all trials.
+"""`openhands`: the SDK in a Python of its own, one runner process for all trials.
 
-In: the Python that has the agent's package (`./just setup agents`), and the agent's settings. Out:
-how it stopped. The runner asks over a unix socket, a connection a trial: its tools' commands run in
-the trial's sandbox, and a terminal there is handed over as a descriptor. Refuses (EvalkitError) a
-Python without the package; a runner that dies is our fault.
+In: that Python (`./just setup openhands` makes one), and the agent's settings. Out: how it stopped.
+The runner asks over a unix socket, a connection a trial: its tools' commands run in the trial's
+sandbox, and a terminal there is handed over as a descriptor. Refuses (EvalkitError) a Python
+without the SDK; a runner that dies is our fault.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from nanoswe_evalkit.agents.base import Job, ModelError
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 from nanoswe_evalkit.sandboxes.base import MIB
 
-RUNNERS = Path(__file__).parent / "runners"
+RUNNER = Path(__file__).with_name("openhands_runner.py")
 OUTPUT_BYTES = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
 LINE_BYTES = 64 * MIB
-QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS", "MSWEA_SILENT_STARTUP")
+QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS")
 ENV = dict.fromkeys((*QUIET, "LITELLM_LOCAL_MODEL_COST_MAP"), "true") | {"LANG": "C.UTF-8"}
 
 
-class RunnerAgent:
+class OpenHandsAgent:
     """`settings` is sent with every job, and is in the record of every trial."""
 
-    def __init__(self, kind: str, python: Path, settings: dict[str, Any]) -> None:
-        self.kind, self.python, self.settings = kind, python, settings
+    def __init__(self, python: Path, settings: dict[str, Any]) -> None:
+        self.python, self.settings = python, settings
         self._folder = Path()
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -58,7 +58,7 @@ class RunnerAgent:
                 while True:
                     writer.write(json.dumps(answer).encode() + b"\n")
                     if not (line := await reader.readline()):
-                        raise EvalkitError(f"the {self.kind} runner died: {self._log()}")
+                        raise EvalkitError(f"the OpenHands runner died: {self._log()}")
                     request = json.loads(line)
                     match request.pop("op"):
                         case "run":
@@ -79,7 +79,7 @@ class RunnerAgent:
             return
         await self.close()
         if not self.python.is_file():
-            text = "no such Python; ./just setup agents makes it, or set agent.python"
+            text = "no such Python; ./just setup openhands makes it, or set agent.python"
             raise EvalkitError(f"{self.python}: {text}")
         self._folder = Path(tempfile.mkdtemp(prefix="nanoswe-"))
         # No file of this user's home or settings may change what an agent does.
@@ -87,14 +87,14 @@ class RunnerAgent:
         with (self._folder / "log").open("wb") as log:
             # The end of its stdin tells the runner that we are gone.
             streams: Any = {"stdin": asyncio.subprocess.PIPE, "stdout": log, "stderr": log}
-            argv = (self.python, RUNNERS / f"with_{self.kind}.py", self._folder / "socket")
+            argv = (self.python, "-P", RUNNER, self._folder / "socket")
             self._process = await asyncio.create_subprocess_exec(
                 *argv, **streams, env={"PATH": os.defpath, **ENV, **home}, start_new_session=True
             )
         while not (self._folder / "socket").exists():
             await asyncio.sleep(0.05)
             if self._process.returncode is not None:
-                raise EvalkitError(f"no {self.kind} runner: {self._log()}")
+                raise EvalkitError(f"no OpenHands runner: {self._log()}")
 
     def _log(self) -> str:
         with suppress(OSError):
@@ -103,11 +103,11 @@ class RunnerAgent:
         return "it left no log"
 
 
-async def _run(job: Job, argv: list[str], stdin: str) -> tuple[int, str, bool]:
+async def _run(job: Job, argv: list[str], stdin: str) -> tuple[int, str]:
     """A command in the sandbox; bytes travel as latin-1 text."""
     data = stdin.encode("latin-1")
     done = await job.sandbox.run(argv, stdin=data, output_bytes=OUTPUT_BYTES)
-    return done.exit_code, done.stdout.decode("latin-1"), done.timed_out
+    return done.exit_code, done.stdout.decode("latin-1")
 
 
 def _record(job: Job, message: dict[str, Any], again: bool = False) -> None:

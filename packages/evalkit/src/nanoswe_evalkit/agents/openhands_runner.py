@@ -1,19 +1,26 @@
 # mypy: ignore-errors
 """OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our sandbox.
-In: a job over the link. Out: how it stopped, or the error of the model's service. `terminal` is the
-SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's editor on a mirror of
-the one path it was asked for. Run by a Python >= 3.12 that has openhands-sdk and openhands-tools.
+
+In: the path of a unix socket; each connection is a trial, its first line the job. Out: one JSON
+request at a time (`run`, `terminal`, `message`), last `end`: how it stopped, or what failed.
+`terminal` is the SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's
+editor on a mirror of one path. When a connection closes, its agent stops; when stdin ends, we do.
+Run by a Python >= 3.12 that has openhands-sdk and openhands-tools; imports nothing of ours.
 """
 
+import json
 import os
 import posixpath
+import select
 import shutil
+import socket
+import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from link import Link, serve
 from openhands.sdk import LLM, Agent, LLMConvertibleEvent, LLMSummarizingCondenser, Tool
 from openhands.sdk import LocalConversation as Conversation
 from openhands.sdk.conversation.exceptions import ConversationRunError
@@ -29,7 +36,6 @@ from openhands.tools.terminal.terminal.subprocess_terminal import SubprocessTerm
 from openhands.tools.terminal.terminal.terminal_session import TerminalSession
 from pydantic import SecretStr
 
-LINKS: dict[str, Link] = {}  # by the conversation's own, empty folder
 START_SEC = 60
 NUDGE = "Please continue. When the task is done, use the finish tool. Nobody here can answer you."
 FETCH = r"""
@@ -40,6 +46,38 @@ fi
 [ ! -e "$0" ] || exec cat -- "$0"
 [ -d "$(dirname -- "$0")" ] && exit 4 || exit 5
 """
+
+
+class Link:
+    """One trial's connection; `on_close` stops its agent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.file, self.lock = sock, sock.makefile("rwb"), threading.Lock()
+        self.on_close = lambda: None
+        self.job = json.loads(self.file.readline())
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        poll.poll()
+        self.on_close()
+
+    def call(self, op: str, **fields):
+        with self.lock:
+            self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+            self.file.flush()
+            fds = socket.recv_fds(self.sock, 1, 1)[1] if op == "terminal" else None
+            answer = json.loads(self.file.readline())
+            return fds[0] if fds else answer
+
+    def run(self, *argv: str, stdin: bytes = b"") -> tuple[int, bytes]:
+        """(exit code, output) of a command; bytes travel as latin-1 text."""
+        code, output = self.call("run", argv=argv, stdin=stdin.decode("latin-1"))
+        return code, output.encode("latin-1")
+
+
+LINKS: dict[str, Link] = {}  # by the conversation's own, empty folder
 
 
 class SandboxTerminal(SubprocessTerminal):
@@ -98,7 +136,7 @@ class Editor(FileEditorExecutor):
             text = super().__call__(action.model_copy(update={"path": to})).model_dump_json()
             after = local.read_bytes() if local.is_file() else None
             if after is not None and after != before:
-                code, output, _ = self.link.run("sh", "-c", 'cat > "$0"', path, stdin=after)
+                code, output = self.link.run("sh", "-c", 'cat > "$0"', path, stdin=after)
                 failure = output.decode(errors="replace") if code else ""
         if failure:
             return FileEditorObservation.from_text(failure, command=action.command, is_error=True)
@@ -107,7 +145,7 @@ class Editor(FileEditorExecutor):
     def _fetch(self, path: str, local: Path) -> str:
         """Make the mirror; why it can't be made, if so."""
         shutil.rmtree(self.root)
-        code, data, _ = self.link.run("sh", "-c", FETCH, path)
+        code, data = self.link.run("sh", "-c", FETCH, path)
         text = data.decode(errors="replace")
         match code:
             case 0 | 4:
@@ -207,8 +245,28 @@ def converse(conversation: Conversation, job: dict, facts: dict) -> str:
         conversation.send_message(NUDGE)
 
 
+def trial(sock: socket.socket) -> None:
+    link = Link(sock)
+    try:
+        result = work(link)
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+    with sock, suppress(OSError, ValueError):  # the harness may have ended the trial before
+        link.call("end", **result)
+
+
+def serve(path: str) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(f"{path}.new")
+    server.listen(1024)
+    Path(f"{path}.new").rename(path)  # when it is there it answers
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    while True:
+        threading.Thread(target=trial, args=(server.accept()[0],), daemon=True).start()
+
+
 if __name__ == "__main__":
     impl.create_terminal_session = create_terminal_session
     impl._is_tmux_available = lambda: False  # its terminals would run on this machine
     register_tool(FileEditorTool.name, SandboxEditorTool)
-    serve(work)
+    serve(sys.argv[1])
