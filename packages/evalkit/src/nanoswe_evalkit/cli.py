@@ -42,11 +42,9 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
     """Run RECIPE (a file or a name) with section.key=value overrides; run again to resume."""
     from nanoswe_evalkit.evaluate import evaluate
 
-    loaded = load_recipe(_recipe_path(recipe), overrides, Recipe)
-    folder = runs / loaded.name
-    summary = asyncio.run(
-        evaluate(loaded, folder, Console(stderr=True), os.environ.get("OPENAI_API_KEY", ""))
-    )
+    named, key = RECIPES / f"{recipe}.yaml", os.environ.get("OPENAI_API_KEY", "")
+    loaded = load_recipe(named if named.is_file() else Path(recipe), overrides, Recipe)
+    summary = asyncio.run(evaluate(loaded, runs / loaded.name, Console(stderr=True), key))
     _print(summary, _summary_lines(summary), as_json)
     sys.exit(1 if summary["no_reward"] else 0)
 
@@ -61,9 +59,8 @@ def verify(tasks: Path, mirror: Path | None, sandbox: str, concurrency: int, as_
     """Check that the gold patch scores 1 and nothing scores 0, for every task; name the liars."""
     from nanoswe_evalkit.evaluate import verify_tasks
 
-    liars, count = asyncio.run(
-        verify_tasks(tasks, mirror, sandbox, concurrency, Console(stderr=True))
-    )
+    job = verify_tasks(tasks, mirror, sandbox, concurrency, Console(stderr=True))
+    liars, count = asyncio.run(job)
     lines = [f"{x['task_id']}: {x['agent']} gave {x['outcome']} {x['why']}" for x in liars]
     lines.append(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
     _print({"tasks": count, "liars": liars}, lines, as_json)
@@ -109,20 +106,13 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
         difference = paired_difference(left, right)
     except ValueError as error:
         raise EvalkitError(f"{a}, {b}: {error}") from error
-    shares = {
-        task: (left[task][1] / left[task][0], right[task][1] / right[task][0])
-        for task in sorted(left.keys() & right.keys())
-    }
+    both = sorted(left.keys() & right.keys())
+    shares = {task: tuple(c / n for n, c in (left[task], right[task])) for task in both}
     discordant = {task: share for task, share in shares.items() if share[0] != share[1]}
     d = difference
     lines = [f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}] over {d.tasks} tasks"]
     lines += [f"  {task}: {x:.2f} → {y:.2f}" for task, (x, y) in discordant.items()]
     _print({**vars(difference), "discordant": discordant}, lines, as_json)
-
-
-def _recipe_path(recipe: str) -> Path:
-    named = RECIPES / f"{recipe}.yaml"
-    return named if named.is_file() else Path(recipe)
 
 
 def _print(result: dict[str, Any], lines: Sequence[str], as_json: bool) -> None:
@@ -139,10 +129,8 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Errors end here, as one line and an exit code."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False, show_time=False)]
-    )  # fmt: skip
+    handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:

@@ -46,9 +46,8 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     kind = await pick(recipe.sandbox.kind, work)
     _claim(folder, recipe)
     sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
-    total = len(tasks) * recipe.eval.attempts
+    total, wandb = len(tasks) * recipe.eval.attempts, recipe.eval.tracker == "wandb"
     config = recipe.model_dump(mode="json")
-    wandb = recipe.eval.tracker == "wandb"
     agent = make_agent(recipe.agent)
     try:
         if isinstance(agent, OpenHandsAgent):
@@ -120,9 +119,8 @@ async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, st
     tasks = {task.task_id: task for task in load_tasks(recipe.tasks.path)}
     if missing := {trial.task_id for trial in trials} - tasks.keys():
         raise EvalkitError(f"{recipe.tasks.path}: has no task {min(missing)}; restore the tasks")
-    work = folder / "work"
+    work, mirror = folder / "work", _mirror(recipe.tasks.path, recipe.tasks.mirror)
     kind = await pick(recipe.sandbox.kind, work)
-    mirror = _mirror(recipe.tasks.path, recipe.tasks.mirror)
     sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
     gate = asyncio.Semaphore(recipe.eval.concurrency)
 
@@ -142,31 +140,26 @@ async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, st
         shutil.rmtree(work, ignore_errors=True)
     graded = [job.result() for job in jobs]
     (folder / "regraded.jsonl").write_text("".join(map(to_line, graded)), encoding="ascii")
-    changed = [
-        {"trial_id": old.trial_id, "before": str(old.outcome), "after": str(new.outcome)}
-        for old, new in zip(trials, graded, strict=True)
-        if old.outcome != new.outcome
-    ]
+    changed = []
+    for old, new in zip(trials, graded, strict=True):
+        change = {"trial_id": old.trial_id, "before": str(old.outcome), "after": str(new.outcome)}
+        changed += [change] if old.outcome != new.outcome else []
     return changed, len(graded)
 
 
 def make_agent(section: AgentSection) -> Agent:
-    match section.kind:
-        case "nano":
-            return NanoAgent(section.max_turns)
-        case "openhands":
-            return OpenHandsAgent(section.python, section.model_dump(exclude={"python"}))
-        case "oracle":
-            return OracleAgent()
-        case "nop":
-            return NopAgent()
+    if section.kind == "openhands":
+        return OpenHandsAgent(section.python, section.model_dump(exclude={"python"}))
+    if section.kind == "nano":
+        return NanoAgent(section.max_turns)
+    return OracleAgent() if section.kind == "oracle" else NopAgent()
 
 
 def _mirror(tasks: Path, mirror: Path | None) -> Path | None:
     """The named mirror, or the one beside the tasks folder, if there is one."""
+    if mirror is not None and not mirror.is_dir():
+        raise EvalkitError(f"{mirror}: no such mirror folder; set tasks.mirror")
     if mirror is not None:
-        if not mirror.is_dir():
-            raise EvalkitError(f"{mirror}: no such mirror folder; set tasks.mirror")
         return mirror
     found = (folder / "mirror" for folder in (tasks, *tasks.resolve().parents[:2]))
     return next((folder for folder in found if folder.is_dir()), None)
@@ -185,13 +178,12 @@ def _claim(folder: Path, recipe: Recipe) -> None:
 @contextmanager
 def _progress(console: Console, label: str, total: int) -> Iterator[Callable[[Trial], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    score, reward = Counter[str](), TextColumn("{task.fields[score]}")
-    with Progress(*columns, TimeElapsedColumn(), reward, console=console) as bar:
+    score, so_far = Counter[str](), TextColumn("{task.fields[score]}")
+    with Progress(*columns, TimeElapsedColumn(), so_far, console=console) as bar:
         job = bar.add_task(label, total=total, score="")
 
         def advance(trial: Trial) -> None:
             score[trial.outcome] += 1
-            text = ", ".join(f"{count} {name}" for name, count in score.most_common(3))
-            bar.update(job, advance=1, score=text)
+            bar.update(job, advance=1, score=dict(score.most_common(3)))
 
         yield advance

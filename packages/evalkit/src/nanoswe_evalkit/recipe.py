@@ -47,8 +47,6 @@ class AgentSection(Section):
     """openhands: stop when it repeats itself."""
     condenser_events: int = Field(default=0, ge=0)
     """openhands: summarise its history beyond so many events, by further model calls; 0: never."""
-    retries: int = Field(default=5, ge=1)
-    """openhands: attempts at one model call, waits between them from 1 to 64 seconds."""
 
 
 class SandboxSection(Section):

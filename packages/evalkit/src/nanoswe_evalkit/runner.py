@@ -28,16 +28,13 @@ OpenSession = Callable[[str, int], Awaitable[str]]
 CloseSession = Callable[[str, int], Awaitable[None]]
 
 
-def default_trial_id(task: Task, attempt: int) -> str:
-    return f"{task.task_id}.{attempt}"
-
-
 async def run_trials(
     tasks: Sequence[Task], attempts: int, *, agent: Agent, sandboxes: SandboxFactory,
     model: ModelConfig, concurrency: int, base_url: str = "",
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
-    trial_id: Callable[[Task, int], str] = default_trial_id, on_trial: Callable[[Trial],
-    None] | None = None, path: Path | None = None, grade_empty: bool = False
+    trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
+    on_trial: Callable[[Trial], None] = lambda _: None, path: Path | None = None,
+    grade_empty: bool = False
 ) -> list[Trial]:  # fmt: skip
     """Every attempt at every task, `concurrency` at a time, less those that `path` holds already.
 
@@ -58,8 +55,7 @@ async def run_trials(
         if file:
             file.write(to_line(trial))
             file.flush()
-        if on_trial:
-            on_trial(trial)
+        on_trial(trial)
 
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
     with _recording(path) as (file, finished):
@@ -112,9 +108,8 @@ def _recording(path: Path | None) -> Iterator[tuple[IO[str] | None, list[Trial]]
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise EvalkitError(
-                f"{path}: another run is writing it; wait, or choose a name"
-            ) from error
+            text = f"{path}: another run is writing it; wait, or choose a name"
+            raise EvalkitError(text) from error
         trials = read_trials(path)
         file.truncate(path.read_bytes().rfind(b"\n") + 1)
         yield file, trials

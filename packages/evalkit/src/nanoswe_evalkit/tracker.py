@@ -9,14 +9,14 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from nanoswe_evalkit.outcome import EvalkitError
 
 
-class Tracker:
+class Tracker(AbstractContextManager["Tracker"]):
     """Open while a run lasts; `with Tracker(...) as tracker`."""
 
     def __init__(
@@ -30,10 +30,8 @@ class Tracker:
             except ImportError as error:
                 raise EvalkitError("wandb is not installed: nanoswe-evalkit[wandb]") from error
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
-            self._wandb = module.init(
-                project="nanoswe", name=name, id=name, dir=folder, config=dict(config), mode=mode,
-                resume="allow"
-            )  # fmt: skip
+            options = {"name": name, "id": name, "dir": folder, "mode": mode, "resume": "allow"}
+            self._wandb = module.init(project="nanoswe", config=dict(config), **options)
 
     def log(self, metrics: Mapping[str, Any], step: int = 0) -> None:
         record = {"schema": "metrics/1", "step": step, "time_sec": time.time(), **metrics}
@@ -42,13 +40,7 @@ class Tracker:
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
 
-    def __enter__(self) -> "Tracker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=1 if error else 0)

@@ -53,9 +53,8 @@ def from_line(line: str) -> Trial:
     """The reverse. ValueError for what is not JSON, EvalkitError for a schema we do not know."""
     record = json.loads(line)
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise EvalkitError(
-            f"a record is not of schema {SCHEMA}; read it with the version that wrote it"
-        )
+        text = f"a record is not of schema {SCHEMA}; read it with the version that wrote it"
+        raise EvalkitError(text)
     stop = None if record["stop"] is None else Stop(record["stop"])
     outcome, messages = Outcome(record["outcome"]), tuple(record["messages"])
     return Trial(**{**record, "stop": stop, "outcome": outcome, "messages": messages})

@@ -60,13 +60,12 @@ class NanoAgent:
         """One model call; None when the conversation no longer fits the model's context."""
         body: dict[str, Any] = {"model": model.name, "messages": messages, "tools": TOOLS}
         body |= {"temperature": model.temperature, "max_tokens": model.max_tokens}
-        body["seed"] = model.seed
-        headers = {"Authorization": f"Bearer {model.api_key}"} if model.api_key else {}
+        options: dict[str, Any] = {"json": {**body, "seed": model.seed}}
+        if model.api_key:
+            options["headers"] = {"Authorization": f"Bearer {model.api_key}"}
+        url = f"{base_url.rstrip('/')}/chat/completions"
         try:
-            response = await self._client.post(
-                f"{base_url.rstrip('/')}/chat/completions", json=body, headers=headers,
-                timeout=model.timeout_sec
-            )  # fmt: skip
+            response = await self._client.post(url, timeout=model.timeout_sec, **options)
         except httpx.HTTPError as error:
             raise ModelError(f"model at {base_url}: {type(error).__name__} {error}") from error
         if response.status_code == 400 and "context" in response.text.lower():
@@ -87,9 +86,9 @@ def _command(call: Message) -> str | None:
     """The command of a well-formed call of our one tool."""
     try:
         command = json.loads(call["function"]["arguments"])["command"]
+        well_formed = call["function"].get("name") == "bash" and isinstance(command, str)
     except (ValueError, LookupError, TypeError):
         return None
-    well_formed = call["function"].get("name") == "bash" and isinstance(command, str)
     return command if well_formed else None
 
 

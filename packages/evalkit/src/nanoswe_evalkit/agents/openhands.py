@@ -1,9 +1,8 @@
 """`openhands`: the SDK in a Python of its own, one runner process for all trials.
 
 In: that Python (`./just setup openhands` makes one), and the agent's settings. Out: how it stopped.
-The runner asks over a unix socket, a connection a trial: its tools' commands run in the trial's
-sandbox, and a terminal there is handed over as a descriptor. Refuses (EvalkitError) a Python
-without the SDK; a runner that dies is our fault.
+The runner asks over a unix socket: its tools' commands run in the trial's sandbox, and a terminal
+there is handed over as a descriptor. Refuses (EvalkitError) a Python without the SDK.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from nanoswe_evalkit.outcome import EvalkitError, Stop
 from nanoswe_evalkit.sandboxes.base import MIB
 
 RUNNER = Path(__file__).with_name("openhands_runner.py")
-OUTPUT_BYTES = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
+MOST = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
 LINE_BYTES = 64 * MIB
 QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS")
 ENV = dict.fromkeys((*QUIET, "LITELLM_LOCAL_MODEL_COST_MAP"), "true") | {"LANG": "C.UTF-8"}
@@ -61,17 +60,24 @@ class OpenHandsAgent:
                         raise EvalkitError(f"the OpenHands runner died: {self._log()}")
                     request = json.loads(line)
                     match request.pop("op"):
-                        case "run":
-                            answer = await _run(job, **request)
+                        case "run":  # bytes travel as latin-1 text
+                            data = request["stdin"].encode("latin-1")
+                            run = job.sandbox.run(request["argv"], stdin=data, output_bytes=MOST)
+                            answer = ((done := await run).exit_code, done.stdout.decode("latin-1"))
                         case "terminal":
                             await terminals.aclose()
-                            shell = job.sandbox.shell(request["env"])
+                            shell = job.sandbox.shell(request)
                             terminal = await terminals.enter_async_context(shell)
                             socket.send_fds(sock, [b"\0"], [terminal])
+                        case "message" if request["again"]:  # more calls of the same turn
+                            job.messages[-1]["tool_calls"] += request["message"]["tool_calls"]
                         case "message":
-                            _record(job, **request)
+                            job.messages.append(request["message"])
                         case "end":
-                            return _end(job, **request)
+                            job.facts.update(request.get("facts", {}))
+                            if error := request.get("error"):
+                                raise ModelError(f"model at {job.base_url}: {error}")
+                            return Stop(request["stop"])
 
     async def start(self) -> None:
         """Start the runner, unless it runs; importing an agent takes it many seconds."""
@@ -97,29 +103,5 @@ class OpenHandsAgent:
                 raise EvalkitError(f"no OpenHands runner: {self._log()}")
 
     def _log(self) -> str:
-        with suppress(OSError):
-            text = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
-            return " ".join(text[-1000:].split()) or "it says nothing"
-        return "it left no log"
-
-
-async def _run(job: Job, argv: list[str], stdin: str) -> tuple[int, str]:
-    """A command in the sandbox; bytes travel as latin-1 text."""
-    data = stdin.encode("latin-1")
-    done = await job.sandbox.run(argv, stdin=data, output_bytes=OUTPUT_BYTES)
-    return done.exit_code, done.stdout.decode("latin-1")
-
-
-def _record(job: Job, message: dict[str, Any], again: bool = False) -> None:
-    """Add a message; `again`: its calls belong to the last one, which came from the same turn."""
-    if again and job.messages:
-        job.messages[-1].setdefault("tool_calls", []).extend(message.get("tool_calls", []))
-    else:
-        job.messages.append(message)
-
-
-def _end(job: Job, facts: dict[str, Any] | None = None, stop: str = "", error: str = "") -> Stop:
-    job.facts.update(facts or {})
-    if error:
-        raise ModelError(f"model at {job.base_url}: {error}")
-    return Stop(stop)
+        text = (self._folder / "log").read_text(encoding="utf-8", errors="replace")
+        return " ".join(text[-1000:].split()) or "it says nothing"

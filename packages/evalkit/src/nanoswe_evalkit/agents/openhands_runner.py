@@ -2,10 +2,8 @@
 """OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our sandbox.
 
 In: the path of a unix socket; each connection is a trial, its first line the job. Out: one JSON
-request at a time (`run`, `terminal`, `message`), last `end`: how it stopped, or what failed.
-`terminal` is the SDK's own session over a terminal in the sandbox; `file_editor` is the SDK's
-editor on a mirror of one path. When a connection closes, its agent stops; when stdin ends, we do.
-Run by a Python >= 3.12 that has openhands-sdk and openhands-tools; imports nothing of ours.
+request at a time (`run`, `terminal`, `message`), last `end`: how it stopped, or what failed. When a
+connection closes, its agent stops; when stdin ends, we do. Needs Python >= 3.12; nothing of ours.
 """
 
 import json
@@ -38,14 +36,14 @@ from pydantic import SecretStr
 
 START_SEC = 60
 NUDGE = "Please continue. When the task is done, use the finish tool. Nobody here can answer you."
-FETCH = r"""
-if [ -d "$0" ]; then
-  cd "$0" && find -L . -mindepth 1 -maxdepth 2 \( -type d -printf '%P/\0' -o -printf '%P\0' \)
-  exit 3
-fi
-[ ! -e "$0" ] || exec cat -- "$0"
-[ -d "$(dirname -- "$0")" ] && exit 4 || exit 5
+FETCH = r"""[ -e "$0" ] || { [ -d "$(dirname -- "$0")" ] && exit 4 || exit 5; }
+[ -d "$0" ] || exec cat -- "$0"
+cd "$0" && find -L . -mindepth 1 -maxdepth 2 \( -type d -printf '%P/\0' -o -printf '%P\0' \); exit 3
 """
+
+
+def start(function, *args) -> None:
+    threading.Thread(target=function, args=args, daemon=True).start()
 
 
 class Link:
@@ -55,13 +53,9 @@ class Link:
         self.sock, self.file, self.lock = sock, sock.makefile("rwb"), threading.Lock()
         self.on_close = lambda: None
         self.job = json.loads(self.file.readline())
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
         poll = select.poll()
-        poll.register(self.sock, select.POLLRDHUP)
-        poll.poll()
-        self.on_close()
+        poll.register(sock, select.POLLRDHUP)
+        start(lambda: (poll.poll(), self.on_close()))
 
     def call(self, op: str, **fields):
         with self.lock:
@@ -72,7 +66,6 @@ class Link:
             return fds[0] if fds else answer
 
     def run(self, *argv: str, stdin: bytes = b"") -> tuple[int, bytes]:
-        """(exit code, output) of a command; bytes travel as latin-1 text."""
         code, output = self.call("run", argv=argv, stdin=stdin.decode("latin-1"))
         return code, output.encode("latin-1")
 
@@ -86,22 +79,19 @@ class SandboxTerminal(SubprocessTerminal):
     def initialize(self) -> None:
         # From the environment, so that it holds for the shell that follows an `exit` too.
         prompt = f"set +H; bind 'set enable-bracketed-paste off'; PS1=\"{self.PS1}\" PS2="
-        env = {"PROMPT_COMMAND": prompt}
-        self._pty_master_fd = LINKS[self.work_dir].call("terminal", env=env)
+        self._pty_master_fd = LINKS[self.work_dir].call("terminal", PROMPT_COMMAND=prompt)
         os.set_blocking(self._pty_master_fd, True)
-        threading.Thread(target=self._read, args=(self._pty_master_fd,), daemon=True).start()
+        start(self._read, self._pty_master_fd)
         self._initialized = True
         if not self._wait_for_prompt(START_SEC):
             raise RuntimeError("the sandbox's shell shows no prompt")
         self.clear_screen()
 
     def _read(self, fd: int) -> None:
-        try:
+        with suppress(OSError):
             while data := os.read(fd, 65536):
                 with self.output_lock:
                     self._add_text_to_buffer(data.decode("utf-8", errors="replace"))
-        except OSError:
-            pass
         self._closed = self.session._closed = True  # the next command opens another
         os.close(fd)
 
@@ -143,26 +133,18 @@ class Editor(FileEditorExecutor):
         return FileEditorObservation.model_validate_json(text.replace(self.root, ""))
 
     def _fetch(self, path: str, local: Path) -> str:
-        """Make the mirror; why it can't be made, if so."""
-        shutil.rmtree(self.root)
+        shutil.rmtree(self.root, ignore_errors=True)
         code, data = self.link.run("sh", "-c", FETCH, path)
         text = data.decode(errors="replace")
-        match code:
-            case 0 | 4:
-                local.parent.mkdir(parents=True, exist_ok=True)
-                if code == 0:
-                    local.write_bytes(data)
-            case 3:
-                local.mkdir(parents=True)
-                for name in sorted(filter(None, text.split("\0"))):  # a folder before what it holds
-                    entry = local / name
-                    entry.mkdir() if name.endswith("/") else entry.touch()
-            case 5:
-                Path(self.root).mkdir()
-            case _:
-                Path(self.root).mkdir()
-                return f"{path} cannot be read: {text.strip()}"
-        return ""
+        if code in (0, 3, 4):
+            local.parent.mkdir(parents=True, exist_ok=True)
+        if code == 0:
+            local.write_bytes(data)
+        if code == 3:
+            local.mkdir(exist_ok=True)
+            for name in sorted(filter(None, text.split("\0"))):  # a folder before what it holds
+                (local / name).mkdir() if name.endswith("/") else (local / name).touch()
+        return "" if code in (0, 3, 4, 5) else f"{path} cannot be read: {text.strip()}"
 
 
 class SandboxEditorTool(FileEditorTool):
@@ -179,7 +161,7 @@ class SandboxEditorTool(FileEditorTool):
 def make_agent(job: dict) -> Agent:
     model, size = job["model"], job["condenser_events"]
     sampling = {"temperature": model["temperature"], "seed": model["seed"]}
-    sampling |= {"max_output_tokens": model["max_tokens"], "num_retries": job["retries"]}
+    sampling |= {"max_output_tokens": model["max_tokens"], "num_retries": 5}
     key = SecretStr(model["api_key"] or "none")
     service = {"model": f"openai/{model['name']}", "base_url": job["base_url"], "api_key": key}
     service |= {"timeout": int(model["timeout_sec"]), "retry_min_wait": 1, "api_mode": "chat"}
@@ -215,10 +197,9 @@ def work(link: Link) -> dict:
     try:
         result = {"stop": converse(conversation, link.job, facts)}
     except ConversationRunError as error:
-        cause = error.original_exception
-        too_long = isinstance(cause, LLMContextWindowExceedError)
-        text = f"{type(cause).__name__} {' '.join(str(cause).split())[:300]}"
-        result = {"stop": "context"} if too_long else {"error": text}
+        if not isinstance(error.original_exception, LLMContextWindowExceedError):
+            raise error.original_exception from error
+        result = {"stop": "context"}
     finally:
         del LINKS[folder]
     replies = conversation.conversation_stats.get_combined_metrics().response_latencies
@@ -260,9 +241,9 @@ def serve(path: str) -> None:
     server.bind(f"{path}.new")
     server.listen(1024)
     Path(f"{path}.new").rename(path)  # when it is there it answers
-    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    start(lambda: (sys.stdin.read(), os._exit(0)))
     while True:
-        threading.Thread(target=trial, args=(server.accept()[0],), daemon=True).start()
+        start(trial, server.accept()[0])
 
 
 if __name__ == "__main__":

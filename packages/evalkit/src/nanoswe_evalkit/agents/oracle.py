@@ -12,8 +12,7 @@ class NopAgent:
     async def run(self, job: Job) -> Stop:
         return Stop.FINISHED
 
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def close(self) -> None: ...
 
 
 class OracleAgent(NopAgent):

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from nanoswe_evalkit.outcome import EvalkitError
-from nanoswe_evalkit.passk import Estimate, counts_of, paired_difference, pass_estimate
+from nanoswe_evalkit.passk import counts_of, paired_difference, pass_estimate
 from nanoswe_evalkit.report.records import read_jsonl
 from nanoswe_evalkit.report.transcripts import transcripts
 from nanoswe_evalkit.runner import read_trials
@@ -97,18 +97,14 @@ def _scores(phases: Phases, seed: int) -> list[dict[str, Any]]:
         k = min(max(n for n, _ in c.values()) for c in (first, last))
         gain = None
         if len(counts) > 1 and first.keys() & last.keys():
-            gain = _estimate(paired_difference(first, last, seed))
+            gain = vars(paired_difference(first, last, seed))
         both = [first, last] if len(counts) > 1 else [first]
-        estimates = [_estimate(pass_estimate(c, 1, seed)) for c in both]
+        estimates = [vars(pass_estimate(c, 1, seed)) for c in both]
         cards.append({"label": words.format(k=k), "values": estimates, "gain": gain})
         if k > 1:
-            tops = [_estimate(pass_estimate(c, k, seed)) for c in both]
+            tops = [vars(pass_estimate(c, k, seed)) for c in both]
             cards.append({"label": f"pass@{k}", "values": tops, "gain": None})
     return cards
-
-
-def _estimate(e: Estimate) -> dict[str, Any]:
-    return {"value": e.value, "low": e.low, "high": e.high, "tasks": e.tasks}
 
 
 def _series(metrics: Sequence[dict[str, Any]], stage: str) -> dict[str, list[list[float]]]:
@@ -122,8 +118,7 @@ def _series(metrics: Sequence[dict[str, Any]], stage: str) -> dict[str, list[lis
     return series
 
 
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    """Without what JSON cannot say: NaN and the infinities."""
+def _finite(record: dict[str, Any]) -> dict[str, Any]:  # JSON has no NaN, no infinities
     return {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
 
 
@@ -153,7 +148,5 @@ def _tasks(phases: Phases) -> list[dict[str, Any]]:
 
 def _issue(trial: Trial) -> str:
     """The first thing the agent was told, as text."""
-    for message in trial.messages:
-        if message.get("role") == "user":
-            return str(message.get("content") or "").strip()
-    return ""
+    users = (message for message in trial.messages if message.get("role") == "user")
+    return str(next(users, {}).get("content") or "").strip()

@@ -24,8 +24,6 @@ def read_jsonl(path: Path, schema: str) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise EvalkitError(f"{path}:{number}: not JSON ({error})") from error
             if not isinstance(record, dict) or record.get("schema") != schema:
-                raise EvalkitError(
-                    f"{path}:{number}: not of schema {schema}; "
-                    "read it with the version that wrote it"
-                )
+                text = f"not of schema {schema}; read it with the version that wrote it"
+                raise EvalkitError(f"{path}:{number}: {text}")
             yield record

@@ -19,11 +19,7 @@ from nanoswe_evalkit.sandboxes.base import Limits, Sandbox, SandboxError
 from nanoswe_harbor.checkout import checkout, git
 from nanoswe_harbor.task import Task
 
-SANDBOXES = {
-    "bwrap": "nanoswe_evalkit.sandboxes.bwrap:BwrapSandbox",
-    "docker": "nanoswe_evalkit.sandboxes.docker:DockerSandbox",
-    "allowlist": "nanoswe_evalkit.sandboxes.allowlist:AllowlistSandbox",
-}
+SANDBOXES = {kind: f"{kind.title()}Sandbox" for kind in ("bwrap", "docker", "allowlist")}
 
 
 def load(kind: str) -> Any:
@@ -31,8 +27,7 @@ def load(kind: str) -> Any:
     if kind not in SANDBOXES:
         names = ", ".join(SANDBOXES)
         raise SandboxError(f"unknown sandbox {kind!r}; choose auto or one of {names}")
-    module, _, name = SANDBOXES[kind].partition(":")
-    return getattr(import_module(module), name)
+    return getattr(import_module(f"nanoswe_evalkit.sandboxes.{kind}"), SANDBOXES[kind])
 
 
 async def pick(kind: str, work: Path) -> str:

@@ -3,7 +3,7 @@
 In: a task and its checkout. Out: the results of a few named programs, run one at a time and
 without a shell on a temporary copy, with paths confined to it; and of our own two grading scripts,
 which run the task's tests, and with them what the model wrote, AS THIS USER, WITH NETWORK. It is
-never picked by `auto`. Refuses everything else with exit code 126.
+never picked by `auto`. Refuses everything else (126).
 """
 
 import asyncio
@@ -56,8 +56,8 @@ class AllowlistSandbox(Sandbox):
 
     async def _stop(self) -> None:
         if self.scratch is not None:
-            scratch, self.scratch = self.scratch, None
-            await asyncio.to_thread(shutil.rmtree, scratch)
+            await asyncio.to_thread(shutil.rmtree, self.scratch)
+        self.scratch = None
 
     async def _run(self, command: Command) -> ExecResult:
         if self.scratch is None:
@@ -74,16 +74,13 @@ class AllowlistSandbox(Sandbox):
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
         )  # fmt: skip
         capture = base.Capture(command.output_bytes)
-        timed_out = False
+        pump = asyncio.ensure_future(base.pump(process, command.stdin, capture))
         try:
-            async with asyncio.timeout(command.timeout_sec):
-                await base.pump(process, command.stdin, capture)
-        except TimeoutError:
-            timed_out = True
+            timed_out = not (await asyncio.wait((pump,), timeout=command.timeout_sec))[0]
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await pump
         code = process.returncode or 0
         exit_code = base.TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
@@ -106,8 +103,7 @@ class AllowlistSandbox(Sandbox):
         return self._confined(program, rest)
 
     def _confined(self, program: str, rest: list[str]) -> list[str]:
-        options: list[str] = []
-        plain: list[str] = []
+        options, plain = list[str](), list[str]()
         for word in rest:
             is_option = re.fullmatch(PROGRAMS[program], word) and (word[0] == "-" or not plain)
             (options if is_option else plain).append(word)

@@ -74,11 +74,6 @@ class Sandbox(ABC):
         self.task, self.checkout, self.limits = task, checkout, limits
         self._starting: asyncio.Future[None] | None = None
 
-    @staticmethod
-    @abstractmethod
-    async def probe(work: Path) -> None:
-        """Raise SandboxError unless this kind starts on this machine."""
-
     async def start(self) -> None:
         # A cancelled start would leave half a sandbox: `stop` waits for a whole one.
         self._starting = asyncio.ensure_future(self._start())

@@ -51,9 +51,7 @@ class BwrapSandbox(Sandbox):
         work.mkdir(parents=True, exist_ok=True)
         task: Any = SimpleNamespace(workdir="/testbed", task_id="probe")
         with tempfile.TemporaryDirectory(prefix=".probe-", dir=work) as folder:
-            lower = Path(folder, "lower")
-            lower.mkdir()
-            sandbox = BwrapSandbox(task, lower, Limits())
+            sandbox = BwrapSandbox(task, Path(folder), Limits())
             try:
                 await sandbox.start()
                 done = await sandbox.run(["true"])
@@ -108,8 +106,8 @@ class BwrapSandbox(Sandbox):
             _kill(_children(holder.pid) or [holder.pid])  # with its pid 1 the kernel kills the rest
             await holder.wait()
         if self.scratch is not None:
-            scratch, self.scratch = self.scratch, None
-            await asyncio.to_thread(_remove, scratch)
+            await asyncio.to_thread(_remove, self.scratch)
+        self.scratch = None
 
     async def _run(self, command: Command) -> ExecResult:
         capture = base.Capture(command.output_bytes)
@@ -235,7 +233,6 @@ def _rss_bytes(pids: list[int]) -> int:
 
 
 def _scratch(parent: Path, slot: int) -> Path:
-    view.make_etc(parent)
     scratch = Path(tempfile.mkdtemp(prefix=".live-", dir=parent))
     for name in ("upper", "work"):
         (scratch / name).mkdir()
@@ -245,15 +242,9 @@ def _scratch(parent: Path, slot: int) -> Path:
 
 
 def _remove(scratch: Path) -> None:
-    _make_removable(scratch)
-    shutil.rmtree(scratch)
-
-
-def _make_removable(folder: Path) -> None:
     """The kernel and the agent may leave folders that their owner can't enter."""
-    if not view.IS_ROOT:
-        for root, folders, _ in os.walk(folder):
-            for name in folders:
-                path = Path(root, name)
-                if not path.is_symlink():
-                    path.chmod(0o700)
+    for root, folders, _ in os.walk(scratch):
+        for path in (Path(root, name) for name in folders):
+            if not view.IS_ROOT and not path.is_symlink():
+                path.chmod(0o700)
+    shutil.rmtree(scratch)

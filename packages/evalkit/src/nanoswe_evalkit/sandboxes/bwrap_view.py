@@ -59,7 +59,7 @@ def wrapper(slot: int, limits: Limits) -> list[str]:
 
 def options_for(lower: Path, scratch: Path, workdir: str, limits: Limits) -> list[str]:
     size = str(limits.file_mb * MIB)
-    options = [*_fixed_options(), "--ro-bind", str(etc_path(scratch.parent)), "/etc"]
+    options = [*_fixed_options(), "--ro-bind", str(make_etc(scratch.parent)), "/etc"]
     for folder in ("/tmp", "/dev/shm"):
         options += ["--perms", "1777", "--size", size, "--tmpfs", folder]
     options += ["--perms", "0777", "--dir", "/tmp/home", "--overlay-src", str(lower)]
@@ -97,10 +97,8 @@ def environment() -> dict[str, str]:
     path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     if not sys.base_prefix.startswith("/usr"):
         path = f"{sys.base_prefix}/bin:{path}"
-    env = {"PATH": path, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb"}
-    return env | {
-        "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent", "TZ": "UTC"
-    }  # fmt: skip
+    env = {"PATH": path, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
+    return env | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent"}
 
 
 @contextmanager
@@ -122,26 +120,21 @@ def entrance(pid: int) -> Iterator[tuple[list[str], tuple[int, ...]]]:
         os.close(outer)
 
 
-def etc_path(folder: Path) -> Path:
-    """Where the generated /etc of all sandboxes of this process below `folder` lies."""
-    return folder / f".etc-{os.getpid()}"
-
-
-def make_etc(folder: Path) -> None:
-    """Generate it once: every uid there is the user `agent`."""
-    if (etc := etc_path(folder)).exists():
-        return
+def make_etc(folder: Path) -> Path:
+    """The /etc of all sandboxes of this process below `folder`: every uid is the user `agent`."""
+    if (etc := folder / f".etc-{os.getpid()}").exists():
+        return etc
     etc.mkdir()
     ids = sorted({1000, *(uid_of(slot) for slot in range(SLOTS))})
     users = ["root:x:0:0::/root:/bin/bash", *(f"agent:x:{n}:{n}::/tmp/home:/bin/bash" for n in ids)]
     groups = ["root:x:0:", *(f"agent:x:{n}:" for n in ids)]
-    files = {"passwd": "\n".join(users) + "\n", "group": "\n".join(groups) + "\n"}
+    files = {"passwd": "\n".join(users), "group": "\n".join(groups), "gitconfig": GITCONFIG}
     files |= {"hosts": "127.0.0.1 localhost sandbox\n", "nsswitch.conf": NSSWITCH}
-    files |= {"gitconfig": GITCONFIG}
     for name, text in files.items():
-        (etc / name).write_text(text)
+        (etc / name).write_text(f"{text.rstrip()}\n")
     if Path("/etc/ld.so.cache").exists():
         shutil.copyfile("/etc/ld.so.cache", etc / "ld.so.cache")
     if Path("/etc/alternatives").is_dir():
         shutil.copytree("/etc/alternatives", etc / "alternatives", symlinks=True)
     etc.chmod(0o755)
+    return etc

@@ -27,6 +27,7 @@ from nanoswe_harbor.task import Task
 T = TypeVar("T")
 GRACE_SEC = 2.0
 KILLED = 137
+# asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
 
@@ -52,12 +53,11 @@ class DockerSandbox(Sandbox):
 
     async def _stop(self) -> None:
         container, self._container = self._container, None
-        client, self._client = self._client, None
         if container is not None:
             with suppress(NotFound):
                 await _call(lambda: container.remove(force=True, v=True))
-        if client is not None:
-            await _call(client.close)
+        if self._client is not None:
+            await _call(self._client.close)
 
     async def _run(self, command: Command) -> ExecResult:
         capture, seconds = base.Capture(command.output_bytes), command.timeout_sec
@@ -72,9 +72,8 @@ class DockerSandbox(Sandbox):
             await self._kill_all()
             _close(stream)
             raise
-        pump = asyncio.gather(
-            _thread(_send, stream, command.stdin), _thread(_receive, stream, capture)
-        )
+        sending = _call(lambda: _send(stream, command.stdin))
+        pump = asyncio.gather(sending, _call(lambda: _receive(stream, capture)))
         ended = asyncio.ensure_future(self._ended(exec_id))
         try:
             done, _ = await asyncio.wait((ended,), timeout=seconds + GRACE_SEC * self._has_shell)
@@ -151,27 +150,20 @@ class DockerSandbox(Sandbox):
                 self._container.put_archive(workdir, file)
 
 
-async def _thread(function: Callable[..., T], *args: Any) -> T:
-    """asyncio's own pool has as few as five threads, and each command here holds two."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
-
-
 async def _call(function: Callable[[], T]) -> T:
     """Run a blocking SDK call in a thread; its errors are ours."""
     try:
-        return await _thread(function)
+        return await asyncio.get_running_loop().run_in_executor(_threads, function)
     except NotFound:
         raise
     except (APIError, DockerException, OSError) as error:
-        raise SandboxError(f"docker: {' '.join(str(error).split())}") from error
+        text = " ".join(str(error).split())
+        raise SandboxError(f"docker: {text} (is a daemon running?)") from error
 
 
 def _connect() -> Any:
-    try:
-        client = docker.from_env()
-        client.ping()
-    except DockerException as error:
-        raise SandboxError(f"no Docker daemon answers ({error}); start one") from error
+    client = docker.from_env()
+    client.ping()
     return client
 
 
@@ -194,6 +186,5 @@ def _close(stream: Any) -> None:
 
 
 def _own_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
+    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
     return member
