@@ -38,7 +38,6 @@ class TasksSection(Section):
 class AgentSection(Section):
     kind: Literal["nano", "openhands", "oracle", "nop"] = "nano"
     max_turns: int = Field(default=30, ge=1)
-    """Model calls."""
     python: Path = Path(".openhands/bin/python")
     """openhands: the Python that has it; `./just setup openhands` makes it."""
     nudges: int = Field(default=0, ge=0)

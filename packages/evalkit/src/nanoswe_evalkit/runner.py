@@ -33,7 +33,7 @@ async def run_trials(
     model: ModelConfig, concurrency: int, base_url: str = "",
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
     trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
-    on_trial: Callable[[Trial], None] = lambda _: None, path: Path | None = None,
+    on_trial: Callable[[Trial], None] | None = None, path: Path | None = None,
     grade_empty: bool = False
 ) -> list[Trial]:  # fmt: skip
     """Every attempt at every task, `concurrency` at a time, less those that `path` holds already.
@@ -55,7 +55,8 @@ async def run_trials(
         if file:
             file.write(to_line(trial))
             file.flush()
-        on_trial(trial)
+        if on_trial:
+            on_trial(trial)
 
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
     with _recording(path) as (file, finished):

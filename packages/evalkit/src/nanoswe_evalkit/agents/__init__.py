@@ -1,1 +1,0 @@
-"""The agents: `nano`, `oracle`, `nop`."""

@@ -23,7 +23,6 @@ from nanoswe_evalkit.sandboxes.base import MIB
 
 RUNNER = Path(__file__).with_name("openhands_runner.py")
 MOST = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
-LINE_BYTES = 64 * MIB
 QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS")
 ENV = dict.fromkeys((*QUIET, "LITELLM_LOCAL_MODEL_COST_MAP"), "true") | {"LANG": "C.UTF-8"}
 
@@ -49,7 +48,7 @@ class OpenHandsAgent:
         job.facts.update(self.settings)
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(str(self._folder / "socket"))
-        reader, writer = await asyncio.open_connection(sock=sock, limit=LINE_BYTES)
+        reader, writer = await asyncio.open_connection(sock=sock, limit=64 * MIB)
         first = {"base_url": job.base_url, "model": asdict(job.model), **self.settings}
         answer: Any = {**first, "instruction": job.task.instruction, "workdir": job.task.workdir}
         with closing(writer):
@@ -58,7 +57,7 @@ class OpenHandsAgent:
                     writer.write(json.dumps(answer).encode() + b"\n")
                     if not (line := await reader.readline()):
                         raise EvalkitError(f"the OpenHands runner died: {self._log()}")
-                    request = json.loads(line)
+                    request, answer = json.loads(line), None
                     match request.pop("op"):
                         case "run":  # bytes travel as latin-1 text
                             data = request["stdin"].encode("latin-1")

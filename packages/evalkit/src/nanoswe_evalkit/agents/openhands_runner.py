@@ -46,9 +46,7 @@ def start(function, *args) -> None:
     threading.Thread(target=function, args=args, daemon=True).start()
 
 
-class Link:
-    """One trial's connection; `on_close` stops its agent."""
-
+class Link:  # one trial's connection; `on_close` stops its agent
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.file, self.lock = sock, sock.makefile("rwb"), threading.Lock()
         self.on_close = lambda: None

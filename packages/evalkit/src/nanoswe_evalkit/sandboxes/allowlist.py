@@ -31,7 +31,6 @@ PROGRAMS = {
 }  # fmt: skip
 PATTERN_FIRST = ("grep", "sed")
 ENV = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-REFUSED = 126
 
 
 class AllowlistSandbox(Sandbox):
@@ -65,7 +64,7 @@ class AllowlistSandbox(Sandbox):
         try:
             argv = self._allowed(list(command.argv))
         except ValueError as error:
-            return ExecResult(REFUSED, f"not allowed here: {error}\n".encode())
+            return ExecResult(126, f"not allowed here: {error}\n".encode())
         env = {**ENV, **command.env, "HOME": str(self.scratch)}
         if "TESTS" in env:
             env["TESTS"] = str(self.scratch / "tests")

@@ -22,7 +22,7 @@ MIB = 1024 * 1024
 # no room for that sleep the shell gives up; the trap then starts it again in the same process.
 IDLE = """trap 'exec sh -c "$0" "$0"' EXIT; while :; do sleep 3600 & wait $!; done"""
 # `exit` leads to a fresh bash in the same terminal, not to the end of what runs beside it.
-# It waits for a first line, so that nothing it says is lost before anybody listens.
+# It waits for a first line, before which nobody listens.
 SHELL = ("bash", "-c", "read -r _; while :; do bash -i; done")
 SHELL_ENV = {"TERM": "xterm-256color", "PAGER": "cat", "GIT_PAGER": "cat"}
 

@@ -26,7 +26,6 @@ from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
 GRACE_SEC = 2.0
-KILLED = 137
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
@@ -83,7 +82,7 @@ class DockerSandbox(Sandbox):
                 # Also ends what the command left running, and the stream that `pump` reads.
                 await asyncio.shield(self._kill_all())
             await pump
-        timed_out = not done or (self._has_shell and ended.result() == KILLED)
+        timed_out = not done or (self._has_shell and ended.result() == 137)
         exit_code = base.TIMED_OUT if timed_out else ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
