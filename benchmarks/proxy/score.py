@@ -5,6 +5,7 @@ Out: `Score`, which adds up over conversations. The log and the agent's own book
 sources; nothing that a system says about itself is believed, but for its mark of incompleteness.
 """
 
+from collections import Counter
 from dataclasses import dataclass, fields
 
 from systems import Export
@@ -79,13 +80,11 @@ def score(log: list[dict], export: Export, needed: int) -> Score:
                 seen[full] = seen.get(full, 0) + 1
             else:
                 found.false_merges += 1
-    logged: dict[tuple, int] = {}
-    for entry in log:
-        full = (*entry["prompt"], None, *(t for t, _ in entry["sampled"]))
-        logged[full] = logged.get(full, 0) + 1
-        if seen.get(full):
-            found.once_tokens += len(entry["sampled"]) if seen[full] <= logged[full] else 0
-    found.duplicates = sum(max(0, n - logged.get(k, 0)) for k, n in seen.items())
+    keys = [(*e["prompt"], None, *(t for t, _ in e["sampled"])) for e in log]
+    logged = Counter(keys)
+    for entry, key in zip(log, keys, strict=True):
+        found.once_tokens += len(entry["sampled"]) * (0 < seen.get(key, 0) <= logged[key])
+    found.duplicates = sum(max(0, n - logged[k]) for k, n in seen.items())
     missing = found.sampled_tokens - export.accounted
     found.silent = int(missing > 0 and not export.incomplete)
     return found

@@ -191,8 +191,9 @@ def test_both_endpoints_give_the_same_tokens(vllm_url, model, path):
 
 
 def test_hanging_up_aborts_the_request(vllm_url, model):
-    aborted = r'vllm:request_success_total\{.*finished_reason="abort"'
-    before = metric(vllm_url, aborted)
+    """vLLM stops long before the end that nobody waits for."""
+    made = r"vllm:generation_tokens_total\{"
+    before = metric(vllm_url, made)
 
     async def main():
         engine = load_engine(vllm_url, model)
@@ -203,11 +204,10 @@ def test_hanging_up_aborts_the_request(vllm_url, model):
         await hang_up(engine)
 
     asyncio.run(main())
-    end = time.monotonic() + 30
-    while metric(vllm_url, aborted) == before and time.monotonic() < end:
-        time.sleep(0.2)
-    assert metric(vllm_url, aborted) == before + 1
+    time.sleep(1)
+    scored(vllm_url, [5, 6, 7])  # it counts with its next step
     assert metric(vllm_url, r"vllm:num_requests_running\{") == 0
+    assert 3 <= metric(vllm_url, made) - before < 1000
 
 
 def test_pause_and_resume_with_a_version(vllm_url, model):
