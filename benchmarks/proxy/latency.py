@@ -21,13 +21,11 @@ REPEATS = 21
 
 
 async def latency(system, rig_url: str, folder: Path, http: httpx.AsyncClient) -> dict:
-    found: dict = {}
+    # memory first: what the rest frees would hide it
+    found: dict = await memory(system, http) if hasattr(system, "export") else {}
     for name, tokens in CONTEXTS.items():
         found |= await added(system, rig_url, http, name, tokens)
-    if hasattr(system, "export"):
-        found |= await memory(system, http)
-        found |= await loop_lag(system, http)
-    return found
+    return found | await loop_lag(system, http)
 
 
 def text_of(tokens: int) -> str:
@@ -113,7 +111,7 @@ async def memory(system, http) -> dict:
 async def loop_lag(system, http) -> dict:
     """How long a trivial request waits while eight prompts of 128k tokens arrive at once."""
     probe = f"{system.root}/healthz" if system.name == "nanoswe-proxy" else f"{system.root}/health"
-    if system.name == "nanoswe-proxy":  # on the event loop, wherever health is answered
+    if hasattr(system, "caps"):  # on the event loop, wherever health is answered
         probe = f"{await system.open('lag')}/models"
     bodies = []
     for n in range(8):
