@@ -13,3 +13,9 @@ target "base" {
   context = "docker/base"
   tags    = ["${REGISTRY}/base:${TAG}"]
 }
+
+# What plays the network for tests that expect one (psf/requests).
+target "fixture" {
+  context = "docker/fixture"
+  tags    = ["${REGISTRY}/fixture:${TAG}"]
+}

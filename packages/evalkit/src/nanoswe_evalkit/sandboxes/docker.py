@@ -12,7 +12,8 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,9 @@ GRACE_SEC = 2.0
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
+# Repositories whose tests expect a network, and the image of docker/fixture that plays it.
+FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
+CA = "/fixture/nanoswe-ca.pem"  # what run_eval.sh trusts, where it is in the tests' container
 
 
 class DockerSandbox(Sandbox):
@@ -38,6 +42,7 @@ class DockerSandbox(Sandbox):
         super().__init__(task, checkout, limits)
         self._client: Any = None
         self._container: Any = None
+        self._sidecar: Any = None
         self._has_shell = False
 
     @staticmethod
@@ -51,10 +56,10 @@ class DockerSandbox(Sandbox):
         await _call(self._create)
 
     async def _stop(self) -> None:
-        container, self._container = self._container, None
-        if container is not None:
+        for container in filter(None, (self._container, self._sidecar)):
             with suppress(NotFound):
-                await _call(lambda: container.remove(force=True, v=True))
+                await _call(partial(container.remove, force=True, v=True))
+        self._container = self._sidecar = None
         if self._client is not None:
             await _call(self._client.close)
 
@@ -128,16 +133,18 @@ class DockerSandbox(Sandbox):
         try:
             self._container = self._client.containers.create(
                 self.task.docker_image, [], entrypoint=["sh", "-c", base.IDLE, base.IDLE],
-                network_mode="none", mem_limit=limits.memory_mb * base.MIB,
+                network_mode=self._network(), mem_limit=limits.memory_mb * base.MIB,
                 memswap_limit=limits.memory_mb * base.MIB, pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
                 security_opt=["no-new-privileges"], environment={"PYTHONDONTWRITEBYTECODE": "1",
                 "LANG": "C.UTF-8"}, labels={LABEL: self.task.task_id}
             )  # fmt: skip
         except ImageNotFound as error:
-            image = self.task.docker_image
-            raise SandboxError(f"no image {image}; build it, or docker pull {image}") from error
+            missing = f"no image {self.task.docker_image}; build it, or docker pull it"
+            raise SandboxError(f"{missing} ({error.explanation})") from error
         self._container.start()
+        if self._sidecar is not None:
+            self._container.put_archive("/", b"".join(self._sidecar.get_archive(CA)[0]))
         if self.checkout is not None:
             workdir = self.task.workdir
             empty = ["sh", "-c", 'rm -rf "$0"; mkdir -p "$0"', workdir]
@@ -147,6 +154,19 @@ class DockerSandbox(Sandbox):
                     tar.add(self.checkout, arcname=".", filter=_own_by_root)
                 file.seek(0)
                 self._container.put_archive(workdir, file)
+
+    def _network(self) -> str:
+        """None; or that of a sidecar, which has no other, where the tests expect one."""
+        if (image := FIXTURES.get(self.task.repo)) is None:
+            return "none"
+        self._sidecar = self._client.containers.run(
+            image, detach=True, network_mode="none", extra_hosts={"httpbin.org": "127.0.0.1"},
+            cap_add=["NET_ADMIN"], labels={LABEL: self.task.task_id}
+        )  # fmt: skip
+        with closing(self._sidecar.logs(stream=True)) as lines:
+            if not any(b"ready" in line for line in lines):
+                raise SandboxError(f"{image}: did not start; see docker/fixture")
+        return f"container:{self._sidecar.id}"
 
 
 async def _call(function: Callable[[], T]) -> T:

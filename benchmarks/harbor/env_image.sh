@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# env_image.sh PYTHON_PREFIX IMAGE LOCK.yml: an environment image for running an instance by hand: a CPython, and the pip
+# pins of a lock of shared/data/specs/verified_env_locks.json.gz. The repository is not in it; evalkit brings the checkout.
+set -euo pipefail
+prefix=$(realpath "$1") image=$2 lock=$3
+skip='python|pip|ca-certificates|openssl|ncurses|readline|sqlite|tk|tzdata|xz|zlib|libffi|ld_impl_linux-64|bzip2|expat|libuuid'
+pins=$(sed -nE "s/^ +- ([A-Za-z0-9_.-]+)==?([^=]+)(=.*)?$/\1==\2/p" "$lock" | grep -vE "^(_lib|_openmp|lib|$skip)" || true)
+docker build -q -t "$image" -f - "$prefix" << END
+FROM debian:bookworm-slim
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends git ca-certificates libssl3 libffi8 zlib1g \
+ libbz2-1.0 liblzma5 libsqlite3-0 libreadline8 > /dev/null
+COPY . $prefix
+RUN $prefix/bin/python3 -m venv /opt/testbed && /opt/testbed/bin/pip install -q --no-deps $(echo $pins)
+RUN printf "/testbed/src\\n/testbed\\n" > "\$(/opt/testbed/bin/python -c "import site; print(site.getsitepackages()[0])")/testbed.pth"
+RUN mkdir -p /opt/miniconda3/bin && echo 'export PATH=/opt/testbed/bin:\$PATH' > /opt/miniconda3/bin/activate
+ENV PATH=/opt/testbed/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
+STOPSIGNAL SIGKILL
+WORKDIR /testbed
+END
