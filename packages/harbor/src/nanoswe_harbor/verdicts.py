@@ -86,8 +86,8 @@ def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict
         log = record["test_output"] if "test_output" in record else record["log"]
         if not isinstance(name, str) or not isinstance(log, str):
             raise TypeError("instance_id and test_output have to be strings")
-        if name in instances:
-            return judge(instances[name], log)
+        if isinstance(row := instances.get(name), Instance):
+            return judge(row, log)
         reason = f"{where}: the rows have no {name}"
     except (ValueError, RecursionError) as error:
         reason = f"{where}: not JSON ({error})"

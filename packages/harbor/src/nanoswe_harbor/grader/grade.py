@@ -14,7 +14,8 @@ import json
 import os
 import re
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+from collections import namedtuple
+from typing import Any, Dict, List, Optional
 
 if __package__:
     from nanoswe_harbor.grader.parsers import PARSERS, SUMMARY
@@ -33,19 +34,12 @@ REFUSALS = {
     ">>>>> Tests Timed Out": "timeout: the tests were cut off",
 }
 TIMEOUT_EXITS = (124, 137)
+GOOD = ("PASSED", "XFAIL")
 CASE = re.compile(r' classname="([^"]*)"| name="([^"]*)"')
 
-Section = NamedTuple(
-    "Section",
-    [
-        ("text", str),  # what the tests printed
-        ("exit_code", Optional[int]),
-        ("reason", str),  # why there is no text
-        ("infra", bool),  # our fault?
-        ("canary", str),
-        ("results", str),  # the runner's own result file
-    ],
-)
+# What the tests printed, their exit code, why there is nothing, our fault?, the name of the canary,
+# and the runner's own result file.
+Section = namedtuple("Section", "text exit_code reason infra canary results")  # noqa: PYI024
 
 
 def grade(
@@ -74,9 +68,7 @@ def grade(
         "exit_code": section.exit_code,
         "fail_to_pass": _split(expected["fail_to_pass"], judged, failed, ("PASSED",), ()),
         # As the official harnesses do: a test that passed before may be expected to fail, or skip.
-        "pass_to_pass": _split(
-            expected["pass_to_pass"], judged, failed, ("PASSED", "XFAIL"), ("SKIPPED",)
-        ),
+        "pass_to_pass": _split(expected["pass_to_pass"], judged, failed, GOOD, ("SKIPPED",)),
         "status": status,
     }  # type: Dict[str, Any]
     failures = [len(report[key]["failure"]) for key in ("fail_to_pass", "pass_to_pass")]

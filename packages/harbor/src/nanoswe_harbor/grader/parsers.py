@@ -62,13 +62,11 @@ def parse_seaborn(text: str) -> Dict[str, str]:
     statuses = {}  # type: Dict[str, str]
     for line in text.split("\n"):
         words = line.split(None, 2) if "FAILED" in line or "PASSED" in line else []
-        if len(words) < 2:
-            continue
-        if line.startswith("FAILED"):
+        if len(words) > 1 and line.startswith("FAILED"):
             statuses[words[1]] = "FAILED"
-        elif words[1] == "PASSED" and " PASSED " in line:
+        elif words[1:2] == ["PASSED"] and " PASSED " in line:
             statuses[words[0]] = "PASSED"
-        elif line.startswith("PASSED"):
+        elif len(words) > 1 and line.startswith("PASSED"):
             statuses[words[1]] = "PASSED"
     return statuses
 

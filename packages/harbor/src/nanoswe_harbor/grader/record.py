@@ -10,14 +10,8 @@ import runpy
 import sys
 import unittest
 
-STATUS = {
-    "addSuccess": "PASSED",
-    "addFailure": "FAILED",
-    "addError": "ERROR",
-    "addSkip": "SKIPPED",
-    "addExpectedFailure": "XFAIL",
-    "addUnexpectedSuccess": "FAILED",
-}
+METHODS = "Success Failure Error Skip ExpectedFailure UnexpectedSuccess SubTest".split()
+WORDS = "PASSED FAILED ERROR SKIPPED XFAIL FAILED FAILED".split()
 
 
 def _watch(method, status, results):  # type: ignore[no-untyped-def]
@@ -36,9 +30,8 @@ def _watch(method, status, results):  # type: ignore[no-untyped-def]
 def main() -> None:
     """Watch, then be the program."""
     results = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for method, status in STATUS.items():
-        _watch(method, status, results)
-    _watch("addSubTest", "FAILED", results)
+    for method, status in zip(METHODS, WORDS):  # noqa: B905
+        _watch("add" + method, status, results)
     del sys.argv[:2]
     if sys.argv[0] == "-m":
         del sys.argv[0]
