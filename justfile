@@ -6,10 +6,10 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @just --list --unsorted
 
-# Install the four packages into .venv (other recipes call it themselves)
+# Install the four packages into .venv (other recipes call it themselves); `setup openhands`: that agent's own Python too
 [group('start here')]
-setup:
-    @tools/setup
+setup *what:
+    @tools/setup {{ what }}
 
 # The whole loop on a CPU: tasks, SFT, evaluation, RL, evaluation, report
 [group('start here')]

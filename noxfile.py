@@ -72,6 +72,8 @@ def tests(session: nox.Session, package: str) -> None:
 @packages
 def interop(session: nox.Session, package: str) -> None:
     """The tests against Docker and peers of one package."""
+    if package == "evalkit":
+        session.run("tools/setup", "openhands", external=True)
     run_tests(session, package, "interop")
 
 

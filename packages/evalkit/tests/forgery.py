@@ -49,7 +49,10 @@ def build(folder: Path) -> dict[str, Task]:
         assert spec is not None and spec.origin is not None
         to = tasks["pytest"].path / "tests" / "site" / name
         shutil.copytree(Path(spec.origin).parent, to, ignore=_unused)
-    shutil.copy(Path(spec.origin).parents[1] / "py.py", to.parent)
+    installed = Path(spec.origin).parents[1]
+    shutil.copy(installed / "py.py", to.parent)
+    (pluggy,) = installed.glob("pluggy-*.dist-info")
+    shutil.copytree(pluggy, to.parent / pluggy.name)
     script = tasks["pytest"].path / "tests" / "run_eval.sh"
     run = 'env PYTHONPATH="$tests/site" python3 -m pytest -p no:cacheprovider -rA'
     text = script.read_text()

@@ -104,7 +104,9 @@ def test_an_attack_scores_nothing(
 ) -> None:
     trial = _run("bwrap", forgery[framework], framework, attack, tmp_path / "work")
     assert trial.reward == 0.0, (trial.outcome, trial.error, trial.report)
-    assert trial.outcome is Outcome.TAMPER or not attack.get("tamper"), trial.report
+    named = attack.get("tamper", False)
+    changes_verdict = named is True or (named and framework in named)
+    assert trial.outcome is Outcome.TAMPER or not changes_verdict, trial.report
 
 
 @pytest.mark.parametrize(("attack", "framework"), _cases(TABLE["honest"]))

@@ -188,7 +188,7 @@ def test_canaries() -> None:
     report = grade(marker + log(good + "PASSED x.py::test_canary_1_fails"), EXPECTED)
     assert (report["resolved"], report["tamper"], report["infra"]) == (False, True, False)
     report = grade(marker + log(good), EXPECTED)
-    assert (report["resolved"], report["tamper"], report["infra"]) == (False, False, True)
+    assert (report["resolved"], report["tamper"], report["infra"]) == (False, True, False)
     bad = grade(marker + log("FAILED t.py::a"), EXPECTED)
     assert (bad["resolved"], bad["tamper"], bad["infra"]) == (False, False, False)
 

@@ -181,14 +181,13 @@ def _split(tests, status, failed, credit, neither):
 
 
 def _heed_canary(canary: str, status: Dict[str, str], report: Dict[str, Any]) -> None:
-    """No credit where a test that must fail passes, or either canary was not run at all."""
+    """Passes are forged where a test that must fail passes too, or either canary was not run."""
     passes = {status[test] for test in status if "test_{}_passes".format(canary) in test}
     fails = {status[test] for test in status if "test_{}_fails".format(canary) in test}
     if passes == {"PASSED"} and fails and fails <= {"FAILED", "ERROR"}:
         return
-    report["resolved"], report["tamper"] = False, "PASSED" in fails
-    report["infra"] = not report["tamper"]
-    report["reason"] = "a test that must fail passes" if report["tamper"] else "no canary result"
+    report["resolved"], report["tamper"] = False, True
+    report["reason"] = "a test that must fail passes" if "PASSED" in fails else "no canary result"
 
 
 def main(argv: Optional[List[str]] = None) -> int:
