@@ -56,9 +56,9 @@ def test_a_case_depends_on_split_seed_and_index_alone() -> None:
 
 
 def test_cases_are_fast() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(list(cases("train", 2000, 3))) == 2000
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_build_gives_the_same_bytes(tmp_path: Path) -> None:

@@ -39,10 +39,6 @@ def test_lists_may_be_lists_and_optional_columns_absent(tmp_path: Path) -> None:
     assert instance.fail_to_pass == tuple(row["FAIL_TO_PASS"])
 
 
-def test_nano_is_a_source() -> None:
-    assert read_row("nano", "nano__train-0000").repo == "nano/train-0000"
-
-
 def broken(tmp_path: Path, name: str, content: bytes) -> str:
     path = tmp_path / name
     path.write_bytes(content)
@@ -61,16 +57,18 @@ def without(column: str) -> bytes:
 
 def test_broken_files(tmp_path: Path) -> None:
     whole = EXCERPT.read_bytes()
-    assert "no rows" in broken(tmp_path, "a.jsonl", b"")
+    empty = tmp_path / "a.jsonl"
+    empty.write_bytes(b"")
+    assert list(read_rows(str(empty))) == []
     assert ":2: not JSON" in broken(tmp_path, "b.jsonl", LINES[0].encode() + b"\n{oops\n")
     assert ":3: not JSON" in broken(tmp_path, "c.jsonl", whole[:-100])
-    assert ":2: missing column patch" in broken(tmp_path, "d.jsonl", without("patch"))
-    assert ":2: missing column FAIL_TO_PASS" in broken(tmp_path, "e.jsonl", without("FAIL_TO_PASS"))
-    assert ":1: column row" in broken(tmp_path, "f.jsonl", b"[1, 2]\n")
-    assert "gzip" in broken(tmp_path, "g.jsonl.gz", gzip.compress(whole)[:-200])
-    assert "gzip" in broken(tmp_path, "h.jsonl.gz", b"not gzip")
-    assert "parquet" in broken(tmp_path, "i.parquet", b"PAR1 not really PAR1")
-    assert "parquet" in broken(tmp_path, "j.parquet", b"")
+    assert ":2: no patch, which swe-bench" in broken(tmp_path, "d.jsonl", without("patch"))
+    assert ":2: no FAIL_TO_PASS" in broken(tmp_path, "e.jsonl", without("FAIL_TO_PASS"))
+    assert ":1: a row is a mapping" in broken(tmp_path, "f.jsonl", b"[1, 2]\n")
+    assert "end-of-stream" in broken(tmp_path, "g.jsonl.gz", gzip.compress(whole)[:-200])
+    assert "Not a gzipped file" in broken(tmp_path, "h.jsonl.gz", b"not gzip")
+    assert "broken data" in broken(tmp_path, "i.parquet", b"PAR1 not really PAR1")
+    assert "broken data" in broken(tmp_path, "j.parquet", b"")
 
 
 def test_an_id_cannot_leave_the_folder(tmp_path: Path) -> None:

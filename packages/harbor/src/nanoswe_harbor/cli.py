@@ -12,13 +12,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress
 
 from nanoswe_harbor import __version__
 from nanoswe_harbor.instance import HarborError
@@ -36,37 +30,44 @@ def cli() -> None:
 @cli.command()
 @click.argument("source")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="folder to write")
-@click.option("--seed", default=0, show_default=True, help="nano: seed of the generator")
+@click.option("--limit", type=COUNT, help="take the first rows only")
+@click.option("--only", multiple=True, help="take rows whose id matches; repeatable, * is any")
+@click.option("--sample", type=COUNT, help="take so many rows, the same ones on every machine")
+@click.option("--stratify", type=click.Choice(["repo"]), help="sample: a fair share of each")
+@click.option("--seed", default=0, show_default=True, help="of the sample, or of nano")
+@click.option("--jobs", default=1, show_default=True, type=COUNT, help="threads")
+@click.option("--images", type=click.Choice(["published", "built"]), default="published")
+@click.option("--mirror", default="", help="bare repositories, or a URL: rows are checked there")
 @click.option("--train", default=96, show_default=True, type=COUNT, help="nano: train tasks")
 @click.option("--heldout", default=64, show_default=True, type=COUNT, help="nano: held-out tasks")
 @as_json
-def convert(source: str, out: Path, seed: int, train: int, heldout: int, as_json: bool) -> None:
-    """Write SOURCE as Harbor tasks: nano, verified, swegym, a hub name, .parquet, .jsonl[.gz]."""
+def convert(source: str, out: Path, as_json: bool, **given: Any) -> None:
+    """Write SOURCE as Harbor tasks: nano, verified, lite, swegym, a hub name, a folder of tasks,
+    .parquet, .jsonl[.gz|.zst] or - for JSON lines on stdin. Rows that cannot be tasks are listed
+    in OUT/rejected.jsonl, and the exit code is 1."""
     from nanoswe_harbor.convert import convert as convert_rows
     from nanoswe_harbor.convert import convert_nano
-    from nanoswe_harbor.sources import label, read_rows
+    from nanoswe_harbor.sources import Rejected, label, scan, select
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
-        total = train + heldout if source == "nano" else None
-        job = bar.add_task(f"convert {label(source)}", total=total)
-
-        def on_task(_: str) -> None:
-            bar.advance(job)
-
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        job = bar.add_task(f"convert {label(source)}", total=None)
+        counts = {split: given.pop(split) for split in ("train", "heldout")}
+        options = {key: given.pop(key) for key in ("images", "jobs", "mirror")}
         if source == "nano":
-            count = convert_nano(out, {"train": train, "heldout": heldout}, seed, on_task)
+            tasks = convert_nano(out, counts, given["seed"], lambda: bar.advance(job))
+            unchanged, rejected = 0, list[Rejected]()
         else:
-            count = convert_rows(read_rows(source), out, label(source), on_task)
-        bar.update(job, total=count)
-    result = {"source": label(source), "out": str(out), "tasks": count}
-    click.echo(json.dumps(result) if as_json else f"{count} tasks in {out}")
+            rows, told = select(scan(source), **given), lambda: bar.advance(job)
+            tasks, unchanged, rejected = convert_rows(rows, out, label(source), told, **options)
+    result = {"source": label(source), "out": str(out), "tasks": tasks, "unchanged": unchanged}
+    text = f"{tasks} tasks in {out}" + f", {unchanged} unchanged" * bool(unchanged)
+    click.echo(json.dumps({**result, "rejected": len(rejected)}) if as_json else text)
+    if rejected:
+        first = f"{rejected[0].where}: {rejected[0].reason}"
+        more = f"{len(rejected)} rows are no tasks, see {out / 'rejected.jsonl'}"
+        click.echo(f"error: {more}; the first: {first}", err=True)
+        sys.exit(1)
 
 
 @cli.command()

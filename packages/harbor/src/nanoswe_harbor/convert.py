@@ -1,17 +1,20 @@
 """convert: Instances to a dataset of Harbor task folders, byte for byte the same every time.
 
-In: rows and an output folder. Out: one folder per row, dataset.toml and registry.json; for nano
-also the mirror. All is written to a hidden sibling and renamed at the end, so an error, Ctrl-C or a
-full disk leaves nothing behind. Refuses (ConvertError) duplicate ids, no rows, a folder name with
-`__`, and an output folder that it did not write.
+In: rows. Out: a folder per row, dataset.toml, registry.json, rejected.jsonl. All is written to a
+hidden sibling, with links to what has not changed, and renamed at the end: an error leaves
+nothing. Refuses (ConvertError) no rows, a folder name with `__`, an output folder that it did not
+write.
 """
 
+import base64
 import functools
 import json
+import os
 import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -19,19 +22,35 @@ from typing import Any
 
 import jinja2
 
-from nanoswe_harbor.envspec import (
-    base_files,
-    find_spec,
-    image_name,
-    patched_files,
-    test_command,
-)
+from nanoswe_harbor.checkout import SAFE, bare_repository, check_patches
+from nanoswe_harbor.envspec import image_name, spec_of
 from nanoswe_harbor.instance import HarborError, Instance
 from nanoswe_harbor.nano import SPLITS, build, cases
-from nanoswe_harbor.task import package_digest
+from nanoswe_harbor.patches import changes
+from nanoswe_harbor.sources import Rejected, Row
+from nanoswe_harbor.task import content_digest
 from nanoswe_harbor.verdicts import expectations
 
-OnTask = Callable[[str], None]  # told the id of every task written
+RENDERED = (
+    "task.toml instruction.md environment/Dockerfile tests/test.sh tests/run_eval.sh"
+    " tests/expected.json solution/solve.sh"
+).split()
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("nanoswe_harbor"),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters.update(
+    # TOML's strings and arrays are JSON's, once DEL is escaped.
+    json=lambda value: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f"),
+    base64=lambda text: base64.b64encode(text.encode()).decode(),
+    shell=shlex.join,
+)
+OnRow = Callable[[], None]  # told of every row, task or not
+Converted = tuple[int, int, list[Rejected]]  # tasks, those that were there already, no tasks
+Made = Rejected | tuple[str, dict[str, bytes]]  # a task's id and files
 
 
 class ConvertError(HarborError):
@@ -39,93 +58,96 @@ class ConvertError(HarborError):
 
 
 def convert(
-    rows: Iterable[Instance], out: Path, source: str, on_task: OnTask = lambda _: None
-) -> int:
-    """Write `rows` as the dataset folder `out`, replacing an older one. The number of tasks."""
-    with _replacing(out) as folder:
-        return write_dataset(rows, folder, out.name, source, on_task)
+    rows: Iterable[Row],
+    out: Path,
+    source: str,
+    on_row: OnRow = lambda: None,
+    images: str = "published",
+    jobs: int = 1,
+    mirror: str = "",
+) -> Converted:
+    """Write `rows` as the dataset folder `out`, replacing an older one. With a mirror (a folder of
+    bare repositories, or a URL above them) a row whose patches do not apply there is rejected."""
+
+    def work(row: Row) -> Made:
+        if isinstance(row, Rejected):
+            return row
+        try:
+            if mirror:
+                bare = bare_repository(mirror, row.repo, out.with_name(f"{out.name}.mirror"))
+                patches = [row.bug_patch] if row.bug_patch else [row.patch, row.test_patch]
+                check_patches(bare, row.base_commit, patches)
+            return row.instance_id, task_files(row, source, images)
+        except HarborError as error:
+            return Rejected(source, row.instance_id, str(error))
+
+    pool = ThreadPoolExecutor(jobs)  # threads: what takes long is git and the disk
+    try:
+        with _replacing(out) as folder:
+            return _write_dataset(pool.map(work, rows), folder, out, source, on_row)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def convert_nano(
-    out: Path, counts: dict[str, int], seed: int = 0, on_task: OnTask = lambda _: None
+    out: Path, counts: dict[str, int], seed: int = 0, on_row: OnRow = lambda: None
 ) -> int:
     """Write `out/mirror` and a dataset per split (`counts`: split → tasks). The number of tasks."""
     total = 0
     with _replacing(out) as folder:
         for split in SPLITS:
             rows = build(cases(split, counts[split], seed), folder / "mirror")
-            name = f"{out.name}-{split}"
-            total += write_dataset(rows, folder / split, name, f"nano seed {seed}", on_task)
+            source = f"nano seed {seed}"
+            made = ((row.instance_id, task_files(row, source)) for row in rows)
+            name = out.with_name(f"{out.name}-{split}")
+            total += _write_dataset(made, folder / split, name, source, on_row)[0]
     return total
 
 
-def write_dataset(
-    rows: Iterable[Instance], folder: Path, name: str, source: str, on_task: OnTask
-) -> int:
-    """Write the tasks of one dataset, then its dataset.toml and registry.json."""
-    tasks: dict[str, dict[str, str]] = {}
-    for row in rows:
-        if row.instance_id in tasks:
-            raise ConvertError(f"{source}: {row.instance_id} appears twice; remove one of the rows")
-        path = folder / row.instance_id
-        task_name = write_task(row, path, source)
-        tasks[row.instance_id] = {"name": task_name, "digest": package_digest(path)}
-        on_task(row.instance_id)
-    if not tasks:
-        raise ConvertError(f"{source}: no rows; nothing to convert")
-    ordered = [tasks[key] for key in sorted(tasks)]
-    context = {"name": f"nanoswe/{name}", "description": f"Tasks from {source}", "tasks": ordered}
-    _write(folder / "dataset.toml", _render("dataset.toml.j2", context))
-    registry = {
-        "name": name,
-        "version": "1.0.0",
-        "description": context["description"],
-        "tasks": [{"name": tasks[key]["name"], "path": key} for key in sorted(tasks)],
-        "metrics": [{"type": "mean", "kwargs": {}}],
-    }
-    _write(folder / "registry.json", json.dumps([registry], indent=1) + "\n")
-    return len(tasks)
-
-
-def write_task(instance: Instance, path: Path, source: str) -> str:
-    """Write one task folder; the task's name. Raises SpecError for a row without an environment."""
-    profile, spec = find_spec(instance.repo, instance.version)
-    files, old = patched_files(instance.test_patch), base_files(instance.test_patch)
-    name = f"nanoswe/{instance.instance_id}"
+def task_files(row: Instance, source: str, images: str = "published") -> dict[str, bytes]:
+    """The files of a row's task, by relative path. Raises SpecError without an environment."""
+    profile, spec = spec_of(row)
     context = {
-        "instance": instance,
+        "instance": row,
         "profile": profile,
         "spec": spec,
-        "source": source,
-        "name": name,
-        "image": image_name(instance, profile, spec),
-        # Half of the published statements use CRLF; an agent's prompt is better without.
-        "problem": instance.problem_statement.replace("\r\n", "\n").rstrip(),
-        "test_files": files,
-        "old_files": old,
-        "new_files": tuple(f for f in files if f not in old),
-        "command": test_command(spec, instance.test_patch),
+        "source": row.source or source,
+        "image": image_name(row, profile, spec, images),
+        "changes": changes(row.test_patch) if row.test_patch else [],
+        "gold": changes(row.patch),
+        "expected": expectations(row, spec.parser or "pytest"),
+        "safe": shlex.join(SAFE),
     }
-    expected = {
-        **expectations(instance, spec.parser),
-        "test_files": files,
-        "gold_files": patched_files(instance.patch),
-    }
-    contents = {
-        "task.toml": _render("task.toml.j2", context),
-        "instruction.md": _render("instruction.md.j2", context),
-        "environment/Dockerfile": _render("Dockerfile.j2", context),
-        "tests/test.sh": _render("test.sh.j2", context),
-        "tests/run_eval.sh": _render("run_eval.sh.j2", context),
-        "tests/expected.json": json.dumps(expected, indent=1) + "\n",
-        "tests/test_patch.diff": instance.test_patch,
-        "solution/solve.sh": _render("solve.sh.j2", context),
-        "solution/gold.patch": instance.patch,
-        **_grader_files(),
-    }
-    for relative, text in contents.items():
-        _write(path / relative, text)
-    return name
+    files = {name: _render(f"{Path(name).name}.j2", context) for name in RENDERED}
+    files |= {"tests/test_patch.diff": row.test_patch, "solution/gold.patch": row.patch}
+    files |= {"tests/eval_script.sh": row.eval_script} if row.eval_script else {}
+    return {name: text.encode() for name, text in {**files, **_grader_files()}.items()}
+
+
+def _write_dataset(
+    results: Iterable[Made], folder: Path, out: Path, source: str, on_row: OnRow
+) -> Converted:
+    """Write the tasks of one dataset, then its dataset.toml and registry.json."""
+    tasks: dict[str, str] = {}
+    rejected: list[Rejected] = []
+    unchanged = 0
+    for result in results:
+        on_row()
+        if isinstance(result, Rejected):
+            rejected.append(result)
+            continue
+        key, files = result
+        if key in tasks:
+            rejected.append(Rejected(source, key, "appears twice; the first was taken"))
+            continue
+        unchanged += _write(folder / key, files, out / key)
+        tasks[key] = content_digest(files)
+    if not tasks and not rejected:
+        raise ConvertError(f"{source}: no rows; nothing to convert")
+    context = {"name": out.name, "source": source, "tasks": sorted(tasks.items())}
+    for name in ["dataset.toml", "registry.json"] + ["rejected.jsonl"] * bool(rejected):
+        _write(folder, {name: _render(f"{name}.j2", {**context, "rejected": rejected}).encode()})
+    return len(tasks), unchanged, rejected
 
 
 @functools.cache
@@ -135,11 +157,19 @@ def _grader_files() -> dict[str, str]:
     return {f"tests/{name}": (folder / name).read_text(encoding="utf-8") for name in names}
 
 
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    if path.suffix == ".sh":
-        path.chmod(0o755)
+def _write(folder: Path, files: dict[str, bytes], old: Path | None = None) -> bool:
+    """Write files, or link to those of `old` with the same content; were all there already?"""
+    same = old is not None
+    for parent in {(folder / name).parent for name in files}:
+        parent.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if old and (old / name).is_file() and (old / name).read_bytes() == content:
+            os.link(old / name, folder / name)
+        else:
+            same = False
+            (folder / name).write_bytes(content)
+            (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    return same
 
 
 @contextmanager
@@ -167,28 +197,5 @@ def _replacing(out: Path) -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _quote(value: str | Iterable[str]) -> str:
-    return shlex.join([value] if isinstance(value, str) else value)
-
-
-def _toml(value: str | Iterable[str]) -> str:
-    """A TOML value: JSON's strings and arrays are TOML's, once DEL is escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("nanoswe_harbor"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters.update(toml=_toml, shell=_quote)
-    return environment
-
-
 def _render(template: str, context: dict[str, Any]) -> str:
-    return _environment().get_template(template).render(context)
+    return TEMPLATES.get_template(template).render(context)

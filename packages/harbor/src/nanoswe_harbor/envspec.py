@@ -1,25 +1,18 @@
 """EnvSpec: how to install and test one (repo, version); Profile: what a whole benchmark shares.
 
-In: a repository name and a version. Out: (Profile, EnvSpec) from specs/*.yaml, and from them the
-image name and the test command of a row. Refuses (SpecError) a pair that no spec file knows.
+In: a row, or a repository and a version. Out: both, from specs/*.yaml or from a row that brings
+its image; the image's name. A row of Verified has its own pins; another one of its pair gets those
+of most rows there. Refuses (SpecError) a pair that no spec file knows.
 """
 
 import functools
 import hashlib
 import json
-import re
-import shlex
-from importlib import resources
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
+from nanoswe_harbor.families import facts
 from nanoswe_harbor.instance import HarborError, Instance
-
-# The extensions that the SWE-bench harness does not pass to a test runner.
-NON_TEST_EXTS = tuple(".json .png csv .txt .md .jpg .jpeg .pkl .yml .yaml .toml".split())
-PATCHED_FILE = re.compile(r"^diff --git a/.* b/(.*)$", re.MULTILINE)
-OLD_FILE = re.compile(r"^(?:--- a/(.*)\n\+\+\+ |rename from (.*)$)", re.MULTILINE)
 
 
 class SpecError(HarborError):
@@ -27,12 +20,13 @@ class SpecError(HarborError):
 
 
 class Profile(BaseModel):
-    """What all rows of one benchmark share. `image` has {owner} {rest} {version} {digest}."""
+    """What all rows of one benchmark share. Names have {owner} {rest} {env} {version} {digest}."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    image: str
-    frame: str  # stands before the problem statement
+    published: str
+    built: str = "nanoswe/env:{env}-{version}-{digest}"
+    frame: str  # stands before the problem statement; has {workdir}
     activate: str  # shell line that puts the test environment on PATH
     agent_timeout_sec: float
     test_timeout_sec: int
@@ -49,24 +43,31 @@ class EnvSpec(BaseModel):
     version: str
     python: str = ""
     packages: str = ""
+    package_files: tuple[str, ...] = ()  # where the repository keeps what `packages` names
+    env_patches: tuple[str, ...] = ()
+    pip_packages: tuple[str, ...] = ()
+    lock: tuple[str, ...] = ()  # the exact pins, where known: they stand for all of the above
     pre_install: tuple[str, ...] = ()
     install: tuple[str, ...] = ()
-    pip_packages: tuple[str, ...] = ()
     eval_commands: tuple[str, ...] = ()
     test_cmd: str
     parser: str
-    directives: str  # how test files become arguments of test_cmd: paths, modules, django or mypy
+    directives: (
+        str  # how test files become arguments of test_cmd: paths, modules, django, mypy, none
+    )
 
     @property
     def digest(self) -> str:
-        """Hash of what gets installed; how it is tested is not part of an image."""
-        tests = {"eval_commands", "test_cmd", "parser", "directives"}
-        content = json.dumps(self.model_dump(exclude=tests), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        """Hash of what an environment image holds: the pins, or else what they come from."""
+        origin = {"python", "packages", "package_files", "env_patches", "pip_packages"}
+        if self.package_files:  # what they say depends on the repository
+            origin |= {"repo", "version"}
+        held = {"lock": self.lock} if self.lock else self.model_dump(include=origin)
+        return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
 def find_spec(repo: str, version: str) -> tuple[Profile, EnvSpec]:
-    """The profile and spec of a row. Raises SpecError, naming the versions that are known."""
+    """The profile and spec of a pair. Raises SpecError, naming the versions that are known."""
     known = _specs()
     owner = repo.split("/")[0]
     versions = known.get(repo.lower()) or known.get(f"{owner}/*")
@@ -77,57 +78,51 @@ def find_spec(repo: str, version: str) -> tuple[Profile, EnvSpec]:
     return versions[version]
 
 
-def image_name(instance: Instance, profile: Profile, spec: EnvSpec) -> str:
-    """The image of a row, lower case as registries want it."""
-    owner, _, rest = instance.instance_id.partition("__")
-    facts = {"version": spec.version, "digest": spec.digest[:12]}
-    return profile.image.format(owner=owner, rest=rest, **facts).lower()
+def spec_of(row: Instance) -> tuple[Profile, EnvSpec]:
+    """The profile and spec of a row: by its pair, with its pins; by what it says itself if not."""
+    try:
+        if row.family != "swe-bench":
+            raise SpecError(f"{row.instance_id}: a row of {row.family} without an image of its own")
+        profile, spec = find_spec(row.repo, row.version)
+    except SpecError:
+        if not row.image:
+            raise
+        # Under another eval_type tests pass that the log does not show: no parser for that here.
+        parsers = facts("families")["log_parsers"] if row.eval_type in ("", "pass_and_fail") else {}
+        own = {"test_cmd": row.test_cmd, "parser": parsers.get(row.log_parser, "")}
+        spec = EnvSpec(repo=row.repo, version=row.version, directives="none", **own)
+        return Profile(**facts("families")["profile"]), spec
+    locks = facts("locks")
+    users = locks["pairs"].get(row.repo, {}).get(row.version, {"": ()})
+    own = min(users, key=lambda digest: row.instance_id not in users[digest])
+    return profile, spec.model_copy(update={"lock": tuple(locks["locks"].get(own, ()))})
 
 
-def patched_files(test_patch: str) -> tuple[str, ...]:
-    """Every file that the test patch touches, by its new name."""
-    return tuple(PATCHED_FILE.findall(test_patch))
-
-
-def base_files(test_patch: str) -> tuple[str, ...]:
-    """Those files that the base commit already has, by their old name."""
-    return tuple(dict.fromkeys(a or b for a, b in OLD_FILE.findall(test_patch)))
-
-
-def test_command(spec: EnvSpec, test_patch: str) -> str:
-    """The shell command that runs the tests of a row."""
-    files = [f for f in patched_files(test_patch) if not f.endswith(NON_TEST_EXTS)]
-    match spec.directives:
-        case "paths":
-            arguments = [shlex.quote(f) for f in files]
-        case "modules" | "django":
-            prefix = "tests/" if spec.directives == "django" else ""
-            names = [f.removesuffix(".py").removeprefix(prefix) for f in files]
-            arguments = [name.replace("/", ".") for name in names]
-        case "mypy":
-            names = re.findall(r"^\+?.*\[case ([^\]]+)\]", test_patch, re.MULTILINE)
-            arguments = [shlex.quote(" or ".join(names))]
-        case other:
-            raise SpecError(f"{spec.repo}: unknown directives {other!r} in its spec")
-    return " ".join([spec.test_cmd.strip(), *arguments])
+def image_name(row: Instance, profile: Profile, spec: EnvSpec, images: str = "published") -> str:
+    """The image of a row: the one published for it, or the one that we build."""
+    if images == "published" and row.image:
+        return row.image
+    owner, _, rest = row.instance_id.partition("__")
+    names = {
+        "version": spec.version,
+        "digest": spec.digest[:12],
+        "env": row.repo.replace("/", "__"),
+    }
+    template = profile.published if images == "published" else profile.built
+    return template.format(owner=owner, rest=rest, **names).lower()
 
 
 @functools.cache
 def _specs() -> dict[str, dict[str, tuple[Profile, EnvSpec]]]:
-    """Repository (lower case) → version → (profile, spec), over every file of specs/."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    """Repository (lower case) → version → (profile, spec)."""
     found: dict[str, dict[str, tuple[Profile, EnvSpec]]] = {}
-    folder = resources.files("nanoswe_harbor") / "specs"
-    for path in sorted(folder.iterdir(), key=lambda p: p.name):
-        if not path.name.endswith(".yaml"):
-            continue
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    for document in map(facts, ("nano", "swebench", "swegym")):
         profile = Profile(**document["profile"])
         for repo, entry in document["repos"].items():
             common = {"repo": repo, "parser": entry["parser"], "directives": entry["directives"]}
             for group in entry["specs"]:
-                facts = {key: value for key, value in group.items() if key != "versions"}
+                own = {key: value for key, value in group.items() if key != "versions"}
                 for version in group["versions"]:
-                    spec = EnvSpec(version=version, **common, **facts)
+                    spec = EnvSpec(version=version, **common, **own)
                     found.setdefault(repo.lower(), {})[version] = (profile, spec)
     return found

@@ -1,34 +1,27 @@
 """Task: a Harbor task folder, read.
 
-In: a folder written by `convert.py` (or one of the same shape). Out: a frozen Task. Refuses a
-folder without task.toml, instruction, tests, solution or Dockerfile, or with fields of the wrong
-kind: TaskError, one line that names the file and what to do.
+In: a folder of `convert.py`, or any single-step Harbor task: its repo, base_commit, test lists and
+parser are empty. Out: a frozen Task. Refuses (TaskError, one line: file, remedy) a folder that
+lacks a file, and fields of the wrong kind.
 """
 
 import hashlib
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nanoswe_harbor.instance import HarborError
 
-REQUIRED_FILES = (
-    "task.toml",
-    "instruction.md",
-    "environment/Dockerfile",
-    "tests/test.sh",
-    "tests/run_eval.sh",
-    "tests/grade.py",
-    "tests/parsers.py",
-    "tests/policy.py",
-    "tests/record.py",
-    "tests/expected.json",
-    "tests/test_patch.diff",
-    "solution/solve.sh",
-    "solution/gold.patch",
-)
+REQUIRED = ("instruction.md", "tests/test.sh")
+OURS = (
+    "instruction.md environment/Dockerfile tests/test.sh tests/run_eval.sh tests/grade.py"
+    " tests/parsers.py tests/policy.py tests/record.py tests/expected.json tests/test_patch.diff"
+    " solution/solve.sh solution/gold.patch"
+).split()
+IGNORED = (".pyc", ".swp", ".swo", "~", ".DS_Store")  # by Harbor, as is __pycache__
 REMEDY = "convert the dataset again"
 
 
@@ -60,40 +53,44 @@ class Task:
 
 
 def load_task(path: Path | str) -> Task:
-    """Read one task folder. Raises TaskError (one line naming the file and the remedy)."""
+    """Read one task folder. Raises TaskError."""
     path = Path(path)
     if not path.is_dir():
         raise TaskError(f"{path}: no such task folder; give a folder that holds task.toml")
-    for name in REQUIRED_FILES:
+    config = _read(path / "task.toml", tomllib.loads)
+    metadata = config.get("metadata", {})
+    ours = "family" in metadata
+    for name in OURS if ours else REQUIRED:
         if not (path / name).is_file():
             raise TaskError(f"{path / name}: missing; {REMEDY}")
-    config = _read_toml(path / "task.toml")
-    expected = _read_expected(path / "tests" / "expected.json")
-    instruction = (path / "instruction.md").read_text(encoding="utf-8")
+    expected = _read(path / "tests" / "expected.json", json.loads) if ours else {}
+    instruction = (path / "instruction.md").read_bytes().decode(errors="replace")
     if not instruction.strip():
         raise TaskError(f"{path / 'instruction.md'}: empty; {REMEDY}")
     try:
-        metadata, environment = config["metadata"], config["environment"]
+        if "steps" in config:
+            raise ValueError("steps (only single-step tasks are read)")
+        environment = config.get("environment", {})
         return Task(
             path=path.resolve(),
             task_id=path.resolve().name,
-            name=str(config["task"]["name"]),
+            name=str(config.get("task", {}).get("name", path.resolve().name)),
             instruction=instruction,
-            docker_image=str(environment["docker_image"]),
-            workdir=str(environment["workdir"]),
-            repo=str(metadata["repo"]),
-            base_commit=str(metadata["base_commit"]),
-            agent_timeout_sec=float(config["agent"]["timeout_sec"]),
-            verifier_timeout_sec=float(config["verifier"]["timeout_sec"]),
-            memory_mb=int(environment["memory_mb"]),
-            cpus=int(environment["cpus"]),
-            fail_to_pass=tuple(expected["fail_to_pass"]),
-            pass_to_pass=tuple(expected["pass_to_pass"]),
-            parser=str(expected["parser"]),
-            test_files=tuple(metadata["test_files"]),
+            docker_image=str(environment.get("docker_image", metadata.get("image", ""))),
+            workdir=str(environment.get("workdir", "")),
+            repo=str(metadata.get("repo", "")),
+            base_commit=str(metadata["base_commit"]) if expected else "",
+            agent_timeout_sec=float(config.get("agent", {}).get("timeout_sec", 3600)),
+            verifier_timeout_sec=float(config.get("verifier", {}).get("timeout_sec", 600)),
+            memory_mb=int(environment.get("memory_mb", 4096)),
+            cpus=int(environment.get("cpus", 1)),
+            fail_to_pass=tuple(expected.get("fail_to_pass", ())),
+            pass_to_pass=tuple(expected.get("pass_to_pass", ())),
+            parser=str(expected.get("parser", "")),
+            test_files=tuple(metadata["test_files"]) if expected else (),
             metadata=dict(metadata),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TaskError(f"{path / 'task.toml'}: bad or missing field {error}; {REMEDY}") from error
 
 
@@ -125,7 +122,7 @@ def format_faults(folder: Path) -> tuple[int, dict[str, str]]:
         raise TaskError(f"{folder}: no dataset.toml here or below; run nanoswe-harbor convert")
     checked, faults = 0, {}
     for dataset in datasets:
-        entries = _read_toml(dataset / "dataset.toml").get("tasks", [])
+        entries = _read(dataset / "dataset.toml", tomllib.loads).get("tasks", [])
         listed = {entry["name"].split("/")[-1]: entry["digest"] for entry in entries}
         found = {path.name: path for path in task_paths(dataset)}
         for name in sorted(listed.keys() | found.keys()):
@@ -140,36 +137,30 @@ def format_faults(folder: Path) -> tuple[int, dict[str, str]]:
 
 
 def package_digest(path: Path) -> str:
-    """Harbor's package digest of a task folder, `sha256:<hex>`, over file names and contents."""
+    """Harbor's package digest of a task folder, `sha256:<hex>`."""
     packaged = [path / name for name in ("task.toml", "instruction.md", "README.md")]
     for folder in ("environment", "tests", "solution"):
         packaged += (path / folder).rglob("*")
-    files = {p.relative_to(path).as_posix(): p for p in packaged if p.is_file() and not _ignored(p)}
+    files = [p for p in packaged if p.is_file() and not p.name.endswith(IGNORED)]
+    files = [p for p in files if "__pycache__" not in p.parts]
+    return content_digest({p.relative_to(path).as_posix(): p.read_bytes() for p in files})
+
+
+def content_digest(files: dict[str, bytes]) -> str:
+    """The same of files by their relative path: over names and contents."""
     digest = hashlib.sha256()
     for name in sorted(files):
-        content = hashlib.sha256(files[name].read_bytes()).hexdigest()
-        digest.update(f"{name}\0{content}\n".encode())
+        digest.update(f"{name}\0{hashlib.sha256(files[name]).hexdigest()}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 
-def _ignored(path: Path) -> bool:
-    # Harbor's default ignores: __pycache__/ *.pyc .DS_Store *.swp *.swo *~
-    junk = path.name.endswith((".pyc", ".swp", ".swo", "~")) or path.name == ".DS_Store"
-    return junk or "__pycache__" in path.parts
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read(path: Path, loads: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: not TOML ({error}); {REMEDY}") from error
-
-
-def _read_expected(path: Path) -> dict[str, Any]:
-    try:
-        expected = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TaskError(f"{path}: not JSON ({error}); {REMEDY}") from error
-    if not isinstance(expected, dict) or not expected.get("fail_to_pass"):
-        raise TaskError(f"{path}: no fail_to_pass tests; {REMEDY}")
-    return expected
+        found = loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise TaskError(f"{path}: missing; {REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{path}: does not parse ({error}); {REMEDY}") from error
+    if not isinstance(found, dict):
+        raise TaskError(f"{path}: not a table of names; {REMEDY}")
+    return found

@@ -1,8 +1,7 @@
 """Nano cases to real repositories: a bare repository and an Instance each.
 
-In: cases and a mirror folder. Out: `mirror/nano/<name>.git` with three commits (start, the commit
-that brings the bug = base_commit, and the fix, which `main` and a tag point to and a checkout must
-not show), and the rows. The same cases give the same bytes. Refuses (CheckoutError) when git fails.
+In: cases and a mirror folder. Out: `mirror/nano/<name>.git` of three commits (start, bug = base,
+and the fix, which `main` and a tag name), and the rows; always the same bytes. Refuses as git does.
 """
 
 import difflib

@@ -1,8 +1,7 @@
 """Nano cases: what one nano repository says, as text; no disk, no git.
 
-In: a split, a count, a seed. Out: NanoCase values, each a function of (split, seed, index) alone.
-A function name belongs to one split by a hash of the name, so no train case shares one with a
-held-out case, at any seed. Refuses (ValueError) an unknown split.
+In: a split, a count, a seed. Out: NanoCase values, each of (split, seed, index) alone. A function
+name belongs to one split by its hash, at any seed. Refuses (ValueError) an unknown split.
 """
 
 import functools
@@ -83,11 +82,8 @@ def module_text(functions: tuple[Function, ...], name: str, expression: str) -> 
 def names(split: str) -> tuple[str, ...]:
     """Every function name of a split, sorted."""
     every = sorted(f"{verb}_{thing}" for verb in VERBS for thing in THINGS)
-    return tuple(name for name in every if _split_of(name) == split)
-
-
-def _split_of(name: str) -> str:
-    return "heldout" if hashlib.sha256(name.encode()).digest()[0] < HELDOUT_OF_256 else "train"
+    heldout = {n for n in every if hashlib.sha256(n.encode()).digest()[0] < HELDOUT_OF_256}
+    return tuple(name for name in every if (name in heldout) == (split == "heldout"))
 
 
 def _case(split: str, seed: int, index: int) -> NanoCase:
