@@ -7,45 +7,87 @@ exist only with `control=True`.
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import wire
+from nanoswe_proxy.dialects import Answer, Request, chat
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-CLIENT_GONE = 499
 OPENING = {"trial_id": (str,), "try": (int,), "seed_key": (str,), "temperature": (int, float),
            "max_tokens": (int,)}  # fmt: skip
 LEAST = {"try": 0, "temperature": 0, "max_tokens": 1}
 
 
 class _Reply(Response):
-    """A reply that knows whether the transport took it."""
+    """A reply that watches its client, and knows whether the transport took the last byte."""
 
-    def __init__(self, content: bytes, proxy: Proxy, cap: str, exchange: Exchange) -> None:
-        super().__init__(content, media_type="application/json")
-        self.report = (proxy, cap, exchange)
+    def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
+        call = exchange.call
+        answer = Answer(cap, call.node, len(call.ids), request)
+        self.proxy, self.dialect, self.cap, self.exchange = proxy, dialect, cap, exchange
+        self.stream, self.streamed = dialect.Stream(answer), request.stream
+        self.begun = self.over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        proxy, cap, exchange = self.report
+        me, gone = asyncio.current_task(), asyncio.ensure_future(receive())  # only a disconnect
+        gone.add_done_callback(lambda _: None if self.over or not me else me.cancel())
         try:
-            await super().__call__(scope, receive, send)
+            async for frame in self._frames():
+                if not self.begun:
+                    await send(self._head(frame))
+                self.begun = True
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            self.over = True
+            if gone.done():
+                raise asyncio.CancelledError
+            await send({"type": "http.response.body", "body": b""})
         except BaseException:
-            proxy.undelivered(cap, exchange)
-            raise
-        proxy.delivered(cap, exchange)
+            self.over = True
+            self.proxy.undelivered(self.cap, self.exchange, self.begun)
+            if not gone.done():
+                raise
+        else:
+            self.proxy.delivered(self.cap, self.exchange)
+        finally:
+            gone.cancel()
+
+    async def _frames(self) -> AsyncIterator[bytes]:
+        """Nothing is said before the first deltas, so that a failure has its own status."""
+        frame = self.stream.start()
+        try:
+            async for deltas in self.proxy.follow(self.exchange):
+                frame += b"".join(self.stream.delta(d) for d in deltas)
+                if self.streamed:
+                    yield frame or b": still here\n\n"
+                    frame = b""
+            end = self.stream.end()
+            yield end if self.streamed else json.dumps(self.stream.whole()).encode()
+        except ProxyError as error:
+            if not self.begun:
+                raise
+            yield self.dialect.error_frame(error)
+
+    def _head(self, body: bytes) -> dict:
+        kind = b"text/event-stream" if self.streamed else b"application/json"
+        headers = [(b"content-type", kind), (b"cache-control", b"no-cache")]
+        size = [] if self.streamed else [(b"content-length", str(len(body)).encode())]
+        return {"type": "http.response.start", "status": 200, "headers": headers + size}
 
 
 class _Routes:
@@ -54,31 +96,46 @@ class _Routes:
     def __init__(self, proxy: Proxy, on_seal: Callable[[Trajectory], None] | None) -> None:
         self.proxy, self.on_seal = proxy, on_seal
 
-    async def chat(self, request: Request) -> Response:
-        cap = request.path_params["cap"]
-        self.proxy.live(cap)  # an unknown capability is refused before its body is read
-        exchange = self.proxy.chat(cap, await _body(request))
-        gone = asyncio.ensure_future(
-            request.receive()
-        )  # after the body, only a disconnect can come
-        try:
-            await asyncio.wait({exchange.task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                self.proxy.undelivered(cap, exchange)
-                return Response(status_code=CLIENT_GONE)
-        except asyncio.CancelledError:
-            self.proxy.undelivered(cap, exchange)
-            raise
-        finally:
-            gone.cancel()
-        return _Reply(exchange.task.result(), self.proxy, cap, exchange)
+    def speak(self, dialect: Any, count: bool = False) -> Callable:
+        """The handler of a dialect's calls; with `count`, of its question how long a prompt is."""
 
-    async def models(self, request: Request) -> Response:
-        self.proxy.live(request.path_params["cap"])
+        async def handler(request: HttpRequest) -> Response:
+            try:
+                cap, raw = self._cap(request), b""
+                if cap:
+                    self.proxy.live(cap)  # unknown ones are refused before the body is read
+                raw = await _body(request)
+                cap = cap or str(wire.loads(raw).get("nanoswe_session") or "")
+                self.proxy.live(cap)
+                wanted = dialect.parse(raw)
+                if count:
+                    return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
+                tries = request.headers.get("x-stainless-retry-count", "0")
+                key = request.headers.get("idempotency-key", "")
+                exchange = await self.proxy.call(cap, raw, wanted, retry=tries != "0", key=key)
+                return _Reply(self.proxy, dialect, wanted, cap, exchange)
+            except ProxyError as error:
+                return self._failed(dialect, error)
+
+        return handler
+
+    @staticmethod
+    def _cap(request: HttpRequest) -> str:
+        """Where base URLs cannot carry a path, the key or a header is the capability."""
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        keys = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
+        return request.path_params.get("cap") or next((k for k in (*keys, bearer) if k), "")
+
+    def _failed(self, dialect: Any, error: ProxyError) -> Response:
+        self.proxy.counts[f"errors_{error.status}"] += 1
+        return JSONResponse(dialect.error(error), error.status)
+
+    async def models(self, request: HttpRequest) -> Response:
+        self.proxy.live(self._cap(request))
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "nanoswe"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def open(self, request: Request) -> Response:
+    async def open(self, request: HttpRequest) -> Response:
         wanted = wire.loads(await _body(request))
         facts = wanted | wanted.get("sampling", {})
         facts.pop("sampling", None)
@@ -92,27 +149,26 @@ class _Routes:
         root = self.proxy.root_url or str(request.base_url).rstrip("/")
         return JSONResponse({"cap": cap, "base_url": f"{root}/s/{cap}/v1"}, 201)
 
-    async def seal(self, request: Request) -> Response:
+    async def seal(self, request: HttpRequest) -> Response:
         trajectory = await self.proxy.seal(request.path_params["cap"])
         if self.on_seal:
             self.on_seal(trajectory)
         return Response(trajectory.to_json(), media_type="application/json")
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: HttpRequest) -> Response:
         version, sessions = self.proxy.engine.version, self.proxy.open_sessions
         return JSONResponse({"status": "ok", "version": version, "open_sessions": sessions})
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self, request: HttpRequest) -> Response:
         lines = [f"nanoswe_proxy_{k}_total {v}" for k, v in sorted(self.proxy.counts.items())]
         lines.append(f"nanoswe_proxy_open_sessions {self.proxy.open_sessions}")
         return PlainTextResponse("\n".join(lines) + "\n")
 
-    async def error(self, request: Request, error: Exception) -> Response:
+    async def error(self, request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, ProxyError)
-        self.proxy.counts[f"errors_{error.status}"] += 1
-        return JSONResponse(error.body(), error.status)
+        return self._failed(chat, error)
 
-    async def not_found(self, request: Request, error: Exception) -> Response:
+    async def not_found(self, request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         shaped = BadRequest(f"{request.method} {request.url.path}: {error.detail}")
         return JSONResponse(shaped.body(), error.status_code)
@@ -125,12 +181,12 @@ def create_app(
     from them.
     """
     to = _Routes(proxy, on_seal)
-    routes = [
-        Route("/s/{cap}/v1/chat/completions", to.chat, methods=["POST"]),
-        Route("/s/{cap}/v1/models", to.models),
-        Route("/healthz", to.health),
-        Route("/metrics", to.metrics),
-    ]
+    spoken = {"chat/completions": chat}
+    routes = [Route("/healthz", to.health), Route("/metrics", to.metrics)]
+    for at in ("/s/{cap}/v1", "/v1"):
+        routes += [Route(f"{at}/models", to.models)]
+        for path, dialect in spoken.items():
+            routes += [Route(f"{at}/{path}", to.speak(dialect), methods=["POST"])]
     if control:
         routes += [
             Route("/sessions", to.open, methods=["POST"]),
@@ -182,7 +238,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: HttpRequest) -> bytes:
     limit = MAX_BODY_BYTES
     if int(request.headers.get("content-length") or 0) > limit:
         raise TooLarge(f"the body is larger than {limit} bytes")

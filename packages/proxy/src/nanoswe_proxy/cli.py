@@ -32,6 +32,8 @@ def cli() -> None:
 @click.option("--max-tokens", default=512, show_default=True)
 @click.option("--trajectories", type=click.Path(path_type=Path, dir_okay=False),
               help="Append every sealed trajectory to this JSONL file.")  # fmt: skip
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False),
+              help="Log sessions in this folder: they go on after a crash.")  # fmt: skip
 def serve(
     engine: str,
     tokenizer: Path,
@@ -40,6 +42,7 @@ def serve(
     temperature: float,
     max_tokens: int,
     trajectories: Path | None,
+    logs: Path | None,
 ) -> None:
     """Serve until interrupted."""
     from nanoswe_proxy.app import create_app
@@ -56,7 +59,9 @@ def serve(
     async def run() -> None:
         renderer = ChatMLRenderer(tokenizer)
         defaults = SamplingDefaults(temperature, max_tokens)
-        proxy = Proxy(load_engine(engine, tokenizer), renderer, defaults)
+        if logs:
+            logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        proxy = Proxy(load_engine(engine, tokenizer), renderer, defaults, logs)
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)
@@ -65,6 +70,21 @@ def serve(
             await stop.wait()
 
     asyncio.run(run())
+
+
+@cli.command()
+@click.argument("log", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def replay(log: Path) -> None:
+    """The trajectory that a session's LOG describes, as far as it goes. Code 1: incomplete."""
+    from nanoswe_proxy import export, state
+    from nanoswe_proxy.log import read
+
+    found = read(log)
+    trajectory = export.trajectory(state.replay(found.records))
+    click.echo(trajectory.to_json())
+    if found.torn or trajectory.incomplete:
+        click.echo(f"{log}: incomplete: {', '.join(trajectory.incomplete) or 'torn'}", err=True)
+        sys.exit(1)
 
 
 @cli.command()

@@ -1,30 +1,40 @@
 """Proxy: live sessions over one engine and one renderer; what the HTTP shell and an in-process
 trainer call.
 
-In: capabilities and request bodies. Out: replies, and Trajectories when sealed. A call runs in its
-own task, so a client that goes away loses nothing: the same body sent again meets the running or
-finished call (retry by delivery evidence). Refuses unknown capabilities (404), sealed sessions
-(409).
+In: capabilities and requests. Out: replies as they are sampled, and Trajectories when sealed. A
+call runs in its own task, so a client that goes away loses nothing: the same body sent again meets
+the running or finished call (retry by delivery evidence), even after a crash if there is a log.
+Refuses unknown capabilities (404) and sealed sessions (409).
 """
 
 import asyncio
 import hashlib
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
-from nanoswe_proxy.dialects import chat
-from nanoswe_proxy.engine.base import Engine, Sampled
-from nanoswe_proxy.errors import EngineError, ProxyError, SealedError, UnknownSession
-from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy import export
+from nanoswe_proxy.dialects import Request
+from nanoswe_proxy.engine.base import Engine, Sampled, Sampling
+from nanoswe_proxy.errors import (
+    EngineError,
+    ProxyError,
+    SealedError,
+    Unextendable,
+    UnknownSession,
+)  # fmt: skip
+from nanoswe_proxy.log import Log, read
+from nanoswe_proxy.render.base import Delta, Renderer
 from nanoswe_proxy.session import Prepared, Session
-from nanoswe_proxy.state import Policy
+from nanoswe_proxy.state import Policy, replay
 from nanoswe_proxy.trajectory import Trajectory
 
-KEPT_SEALED = 256  # trajectories kept so that a repeated seal gets the same answer
+KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
+KEEP_ALIVE_SEC = 15.0
 
 
 @dataclass(frozen=True)
@@ -39,30 +49,42 @@ class SamplingDefaults:
 class Exchange:
     """One call in flight or answered, apart from the socket that asked for it."""
 
-    digest: bytes
     call: Prepared
-    task: "asyncio.Task[bytes]"
+    moved: "asyncio.Future[None]"  # done, and replaced, when there are more ids
+    task: "asyncio.Future[None] | None" = None
+    key: str = ""  # the client's Idempotency-Key
+    lost: bool = False  # whoever asked went away before the last byte
 
 
 @dataclass
 class _Live:
     session: Session
-    running: set["asyncio.Task[bytes]"] = field(default_factory=set)
-    orphans: dict[bytes, Exchange] = field(default_factory=dict)  # nobody received these
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    running: set["asyncio.Future[None]"] = field(default_factory=set)
+    exchanges: dict[str, Exchange] = field(default_factory=dict)  # the latest of each digest
 
 
 class Proxy:
-    """Sessions by capability. Use it on one event loop."""
+    """Sessions by capability. Use it on one event loop. With `logs`, a folder, they survive it."""
 
     def __init__(
-        self, engine: Engine, renderer: Renderer, sampling_defaults: SamplingDefaults | None = None
-    ) -> None:
-        self.engine, self.renderer = engine, renderer
+        self, engine: Engine, renderer: Renderer, sampling_defaults: SamplingDefaults | None = None,
+        logs: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.renderer, self.logs = engine, renderer, logs
         self.defaults = sampling_defaults or SamplingDefaults()
         self.root_url = ""
         self.counts: Counter[str] = Counter()
+        self.open_gate = asyncio.Event()
+        self.open_gate.set()
         self._live: dict[str, _Live] = {}
         self._sealed: OrderedDict[str, Trajectory] = OrderedDict()
+        for path in sorted(logs.glob("*.log")) if logs else ():
+            found = read(path)
+            if found.records and found.records[-1][0]["type"] != "seal":
+                session = Session.resume(found.records, renderer, Log(path, found))
+                self._live[session.cap] = _Live(session)
+                self.counts["recovered"] += 1
 
     @property
     def open_sessions(self) -> int:
@@ -73,8 +95,9 @@ class Proxy:
         cap = secrets.token_urlsafe(18)
         facts = {"seed_key": f"{trial_id}/{try_}", **asdict(self.defaults)}
         facts |= {k: v for k, v in fixed.items() if v is not None}
-        policy = Policy(trial_id, try_, **facts)
-        session = Session.open(cap, policy, self.renderer, self.engine.max_context)
+        policy, path = Policy(trial_id, try_, **facts), self._path(cap)
+        log = Log(path) if path else None
+        session = Session.open(cap, policy, self.renderer, self.engine.max_context, log)
         self._live[cap] = _Live(session)
         self.counts["sessions"] += 1
         return cap
@@ -87,14 +110,18 @@ class Proxy:
         """End the session: calls in flight are cancelled and masked. Repeating it gives the same
         Trajectory.
         """
+        path = self._path(cap)
         if cap in self._sealed:
             return self._sealed[cap]
+        if cap not in self._live and path and path.exists():
+            return export.trajectory(replay(read(path).records))
         live = self.live(cap)
         trajectory = live.session.seal()
-        self._sealed[cap] = trajectory
         del self._live[cap]
-        if len(self._sealed) > KEPT_SEALED:
-            self._sealed.popitem(last=False)
+        if not path:
+            self._sealed[cap] = trajectory
+            if len(self._sealed) > KEPT_SEALED:
+                self._sealed.popitem(last=False)
         running = list(live.running)
         for task in running:
             task.cancel()
@@ -106,48 +133,107 @@ class Proxy:
         """The open session of a capability."""
         if cap in self._live:
             return self._live[cap]
-        if cap in self._sealed:
+        path = self._path(cap)
+        if cap in self._sealed or (path and path.exists()):
             raise SealedError("the session is sealed")
         raise UnknownSession("no session has this capability")
 
-    def chat(self, cap: str, raw: bytes) -> Exchange:
-        """Start a call, or meet the one that the same body started and nobody received."""
+    async def call(
+        self, cap: str, raw: bytes, request: Request, *, retry: bool = False, key: str = ""
+    ) -> Exchange:
+        """Start a call, or meet the one that the same body started and nobody received.
+
+        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed.
+        """
         live = self.live(cap)
-        digest = hashlib.blake2b(raw, digest_size=16).digest()
-        orphan = live.orphans.pop(digest, None)
-        if orphan and not (orphan.task.done() and orphan.task.exception()):
+        digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        known = live.exchanges.get(digest) or self._recovered(live, digest)
+        again = known and (known.lost or retry or (key and key == known.key))
+        over = known and known.call.node.delivery
+        if known and again and over != "acknowledged" and not (_failed(known) or over == "aborted"):
+            known.lost = False
             self.counts["replayed"] += 1
-            return orphan
-        request = chat.parse(raw)
-        call = live.session.prepare(request.messages, request.tools, request.requested)
-        task = asyncio.create_task(self._generate(live.session, call, request.model))
+            return known
+        call = await self._prepare(live, request, digest)
+        exchange = Exchange(call, asyncio.get_running_loop().create_future(), key=key)
+        exchange.task = task = asyncio.create_task(self._generate(live.session, exchange))
         live.running.add(task)
         task.add_done_callback(live.running.discard)
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(lambda t: t.cancelled() or t.exception())  # no news to the loop
+        kept = {d: e for d, e in live.exchanges.items() if e.call.node.delivery != "acknowledged"}
+        live.exchanges = kept | {digest: exchange}
+        context = call.node.parent
         self.counts["calls"] += 1
         self.counts["prompt_tokens"] += len(call.ids)
-        self.counts["forks"] += bool(call.node.parent.fork and len(call.node.parent.children) == 1)
-        return Exchange(digest, call, task)
+        self.counts["forks"] += bool(context.fork and len(context.children) == 1)
+        return exchange
+
+    async def count(self, cap: str, request: Request) -> int:
+        """The tokens that the request's prompt would have."""
+        session = self.live(cap).session
+        plan = session.plan(request.messages, request.tools)
+        return len(session.prompt(await asyncio.to_thread(session.draft, plan)))
+
+    async def follow(self, exchange: Exchange) -> AsyncIterator[list[Delta]]:
+        """What the reply says while it is sampled; nothing, now and then, while nothing comes.
+
+        Ends only after the call is committed; raises what the call raised.
+        """
+        call, at, task = exchange.call, 0, exchange.task
+        reader = self.renderer.reader(call.tools)
+        while task and not task.done():
+            ids = call.node.ids[at:]
+            at += len(ids)
+            if ids and (deltas := reader.feed(ids)):
+                yield deltas
+            elif not ids:
+                wanted = {task, exchange.moved}
+                done, _ = await asyncio.wait(
+                    wanted, timeout=KEEP_ALIVE_SEC, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    yield []
+        if task:
+            task.result()
+        yield reader.feed(call.node.ids[at:]) + reader.end(call.node.stop != "stop")
 
     def delivered(self, cap: str, exchange: Exchange) -> None:
         """The transport took the whole reply."""
         if cap in self._live:
             self._live[cap].session.delivered(exchange.call)
 
-    def undelivered(self, cap: str, exchange: Exchange) -> None:
-        """The client went away first: keep the call for its retry."""
-        if cap in self._live:
-            self._live[cap].orphans[exchange.digest] = exchange
-            self.counts["orphaned"] += 1
+    def undelivered(self, cap: str, exchange: Exchange, begun: bool) -> None:
+        """The client went away first: keep the call for its retry, or, if part of the reply has
+        `begun` to go out, stop sampling it.
+        """
+        exchange.lost = True
+        self.counts["orphaned"] += cap in self._live
+        if begun and exchange.task and exchange.task.cancel():
+            self.counts["aborted"] += 1
 
-    async def _generate(self, session: Session, call: Prepared, model: str) -> bytes:
-        stream = self.engine.generate(session.cap, call.ids, call.sampling)
+    async def _prepare(self, live: _Live, request: Request, digest: str) -> Prepared:
+        """Calls are placed in the order in which they came; encoding takes a thread."""
+        session, messages, tools = live.session, request.messages, request.tools
+        async with live.lock:
+            plan = session.plan(messages, tools)
+            try:
+                context = await asyncio.to_thread(session.draft, plan)
+            except Unextendable as error:
+                plan = session.plan(messages, tools, error.reason)
+                context = await asyncio.to_thread(session.draft, plan)
+            return session.admit(plan, context, request.requested, digest)
+
+    async def _generate(self, session: Session, exchange: Exchange) -> None:
+        call = exchange.call
         try:
+            await self.open_gate.wait()
+            stream = self.engine.generate(session.cap, call.ids, call.sampling)
             async with aclosing(cast(AsyncGenerator[Sampled, None], stream)) as tokens:
                 async for sampled in tokens:
                     session.feed(call, sampled)
-            message = session.commit(call)
-            return chat.response(session.cap, model, call.node, message, len(call.ids))
+                    exchange.moved.set_result(None)
+                    exchange.moved = asyncio.get_running_loop().create_future()
+            session.commit(call)
         except asyncio.CancelledError as error:
             if session.sealed:
                 raise SealedError("the session was sealed during the call") from error
@@ -160,10 +246,23 @@ class Proxy:
             session.abort(call)  # nothing happens to a committed call
             self.counts["sampled_tokens"] += len(call.node.ids)
 
+    def _path(self, cap: str) -> Path | None:
+        """A log is named by its capability's hash: a name gives nobody access."""
+        name = hashlib.blake2s(cap.encode(errors="replace"), digest_size=12).hexdigest()
+        return self.logs / f"{name}.log" if self.logs else None
 
-def _retrieve(task: "asyncio.Task[bytes]") -> None:
-    """An orphan's failure is served to its retry, if there is one, and is no news to the event
-    loop.
-    """
-    if not task.cancelled():
-        task.exception()
+    def _recovered(self, live: _Live, digest: str) -> Exchange | None:
+        """A reply that was committed before a crash, and that nobody received."""
+        for node in live.session.generations():
+            if node.digest == digest and node.delivery == "committed":
+                prompt = live.session.prompt(node.parent)
+                call = Prepared(node, prompt, Sampling(0, 0, (), ""), node.parent.tool_list)
+                exchange = Exchange(call, asyncio.get_running_loop().create_future(), lost=True)
+                live.exchanges[digest] = exchange
+                return exchange
+        return None
+
+
+def _failed(exchange: Exchange) -> bool:
+    task = exchange.task
+    return bool(task and task.done() and (task.cancelled() or task.exception()))

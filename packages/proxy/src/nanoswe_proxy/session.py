@@ -122,7 +122,9 @@ class Session(State):
         made = (place.parent, place.rest, plan.tools_json, ids, encoded.provenance, place.fork)
         return tree.Context(-1, *made)
 
-    def admit(self, plan: Plan, context: tree.Context, requested: dict) -> Prepared:
+    def admit(
+        self, plan: Plan, context: tree.Context, requested: dict, digest: str = ""
+    ) -> Prepared:
         """Reserve the node of a call whose context was drafted."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
@@ -137,7 +139,7 @@ class Session(State):
         for node in self._unacknowledged(context):
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
         intent = {"parent": context.index, "requested": requested, "messages": len(plan.messages)}
-        intent |= {"level": plan.place.level, "created": int(time.time())}
+        intent |= {"level": plan.place.level, "created": int(time.time()), "digest": digest}
         self._write({"type": "intent", **intent})
         depth, ordinal = len(tree.path(context.parent)) // 2, len(context.children) - 1
         asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]

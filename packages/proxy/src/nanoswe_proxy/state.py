@@ -54,9 +54,8 @@ class State:
                 self._apply_context(fields, blob)
             case "intent":
                 parent = self.nodes[fields["parent"]]
-                made = tree.Generation(
-                    len(self.nodes), parent, fields["requested"], fields["created"]
-                )
+                facts = [fields[k] for k in ("requested", "created", "digest")]
+                made = tree.Generation(len(self.nodes), parent, *facts)
                 parent.children.append(made)
                 self.nodes.append(made)
                 self.longest = max(self.longest, fields["messages"])

@@ -7,6 +7,7 @@ generation node what the engine sampled after them; ids are arrays, so a token c
 """
 
 import hashlib
+import json
 import re
 from array import array
 from bisect import bisect_left
@@ -34,8 +35,8 @@ class Context:
     children: list["Generation"] = field(default_factory=list)
 
     @property
-    def root(self) -> "Context":
-        return self.parent.parent.root if self.parent else self
+    def tool_list(self) -> list[dict] | None:
+        return json.loads(self.tools) if self.tools else None
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Generation:
     parent: Context
     requested: dict
     created: int = 0
+    digest: str = ""  # of the request's body
     ids: array = field(default_factory=lambda: array("I"))
     logprobs: array = field(default_factory=lambda: array("f"))
     versions: list[list[int]] = field(default_factory=list)  # runs: [first position, version]

@@ -1,73 +1,105 @@
-"""OpenAI Chat Completions, not streamed.
+"""OpenAI Chat Completions, streamed and whole.
 
-In: a request body. Out: a `Request` of wire-normal messages; for a finished generation, the
-response bytes. Refuses (BadRequest) what would change the sampling without a record: streaming, n >
-1, stop strings, forced tool choice, constrained output, and continuing an assistant message.
+In: a request body. Out: a `Request` of wire-normal messages, and the frames or the body of the
+reply. What would constrain the sampling (forced tool choice, response format) is recorded and not
+obeyed. Refuses (BadRequest) n > 1, stop strings and continuing an assistant message.
 """
 
-import json
-import time
-from dataclasses import dataclass
+from typing import Any
 
 from nanoswe_proxy import wire
-from nanoswe_proxy.errors import BadRequest
-from nanoswe_proxy.tree import Generation
+from nanoswe_proxy.dialects import Answer, Request, sse
+from nanoswe_proxy.errors import BadRequest, ProxyError
+from nanoswe_proxy.render.base import Delta
+from nanoswe_proxy.tree import echo_id
 
-RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model")
-
-
-@dataclass(frozen=True)
-class Request:
-    """A chat call, wire-normal. `requested` holds the sampling values that the agent asked for."""
-
-    messages: list[dict]
-    tools: list[dict] | None
-    requested: dict
-    model: str
+RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model",
+            "tool_choice", "response_format")  # fmt: skip
 
 
 def parse(raw: bytes) -> Request:
     """The request in `raw`."""
     body = wire.loads(raw)
-    for key in ("max_tokens", "max_completion_tokens"):
-        if body.get(key) is not None and (type(body[key]) is not int or body[key] < 1):
-            raise BadRequest(f"{key} must be a positive integer")
-    _check(body)
-    messages = wire.normalise(body.get("messages"))
-    if messages[-1]["role"] == "assistant":
-        raise BadRequest("the last message is an assistant's: continuing a reply is not supported")
-    requested = {k: v for k in RECORDED if (v := body.get(k)) not in (None, "")}
-    model = str(body.get("model") or "")
-    return Request(messages, wire.check_tools(body.get("tools")), requested, model)
-
-
-def _check(body: dict) -> None:
-    if body.get("stream"):
-        raise BadRequest("stream=true is not supported by this version: send stream=false")
     if body.get("n") not in (None, 1):
         raise BadRequest("n must be 1: send the request again for another sample")
     if body.get("stop"):
         raise BadRequest("stop strings are not supported: a turn ends at the model's own end token")
-    if body.get("tool_choice") not in (None, "auto"):
-        raise BadRequest("tool_choice must be auto: sampling is not constrained here")
-    if (body.get("response_format") or {"type": "text"}) != {"type": "text"}:
-        raise BadRequest("response_format must be text: sampling is not constrained here")
+    usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    return finish(body, body.get("messages"), body.get("tools"), RECORDED, usage)
 
 
-def response(cap: str, model: str, node: Generation, message: dict, prompt_tokens: int) -> bytes:
-    """The response body of a committed generation."""
-    usage = {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": len(node.ids),
-        "total_tokens": prompt_tokens + len(node.ids),
-    }
-    choice = {"index": 0, "message": message, "finish_reason": node.finish_reason}
-    body = {
-        "id": f"chatcmpl-{cap[:6]}-{node.index}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [choice],
-        "usage": usage,
-    }
-    return json.dumps(body, ensure_ascii=False).encode()
+def finish(body: dict, messages: Any, tools: Any, recorded: tuple, usage: bool) -> Request:
+    """The request whose messages and tools are in chat form by now; all dialects end here."""
+    requested = {k: v for k in recorded if (v := body.get(k)) not in (None, "", "auto")}
+    for key in ("max_tokens", "max_completion_tokens"):
+        value = requested.get(key, 1)
+        if type(value) is not int or value < 1:
+            raise BadRequest(f"{key} must be a positive integer")
+    normal = wire.normalise(messages)
+    if normal[-1]["role"] == "assistant":
+        raise BadRequest("the last message is an assistant's: continuing a reply is not supported")
+    return Request(normal, wire.check_tools(tools), requested, bool(body.get("stream")), usage)
+
+
+class Stream:
+    """See `dialects.Stream`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, node = answer, answer.node
+        self.head = {"id": f"chatcmpl-{answer.cap[:6]}-{node.index}", "created": node.created,
+                     "model": answer.model}  # fmt: skip
+        self.message: dict[str, Any] = {"role": "assistant", "content": ""}
+
+    def start(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, delta: Delta) -> bytes:
+        message, calls = self.message, self.message.get("tool_calls", [])
+        if delta.kind == "call_name":
+            call_id = echo_id(self.answer.cap, self.answer.node.index, delta.index)
+            function = {"name": delta.text, "arguments": ""}
+            call = {"id": call_id, "type": "function", "function": function}
+            message["tool_calls"] = [*calls, call]
+            return self._chunk({"tool_calls": [{"index": delta.index, **call}]})
+        if delta.kind == "call_args":
+            calls[delta.index]["function"]["arguments"] += delta.text
+            part = {"index": delta.index, "function": {"arguments": delta.text}}
+            return self._chunk({"tool_calls": [part]})
+        key = "content" if delta.kind == "content" else "reasoning_content"
+        message[key] = message.get(key, "") + delta.text
+        return self._chunk({key: delta.text})
+
+    def end(self) -> bytes:
+        frames = self._chunk({}, self.answer.node.finish_reason)
+        if self.answer.request.usage:
+            frames += sse(self._body("chat.completion.chunk", []) | {"usage": self._usage()})
+        return frames + b"data: [DONE]\n\n"
+
+    def whole(self) -> dict:
+        if self.message.get("tool_calls"):
+            self.message["content"] = self.message["content"] or None
+        finish_reason = self.answer.node.finish_reason
+        choice = {"index": 0, "message": self.message, "finish_reason": finish_reason}
+        return self._body("chat.completion", [choice]) | {"usage": self._usage()}
+
+    def _chunk(self, delta: dict, finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return sse(self._body("chat.completion.chunk", [choice]))
+
+    def _body(self, kind: str, choices: list) -> dict:
+        return {**self.head, "object": kind, "choices": choices}
+
+    def _usage(self) -> dict:
+        prompt, sampled = self.answer.prompt_tokens, len(self.answer.node.ids)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled,
+                "total_tokens": prompt + sampled}  # fmt: skip
+
+
+def error(error: ProxyError) -> dict:
+    """The body that this dialect's clients read."""
+    return error.body()
+
+
+def error_frame(error: ProxyError) -> bytes:
+    """The same in the middle of a stream."""
+    return sse(error.body())

@@ -1,0 +1,270 @@
+"""Streams: real ones, equal to the whole reply, ended only by a committed node; and what becomes of
+calls whose client or whose proxy dies.
+"""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from nanoswe_proxy.app import serve
+from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
+from nanoswe_proxy.log import read
+from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.state import replay
+from nanoswe_proxy.trajectory import from_json
+
+CALL = 'so\n<tool_call>\n{"name": "bash", "arguments": {"command": "cat 🦊"}}\n</tool_call>'
+USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "go"}]
+COMMAND = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()"]
+
+
+@asynccontextmanager
+async def running(folder, scripts, logs=None):
+    engine = ScriptedEngine(folder, scripts, max_context=2000)
+    proxy = Proxy(engine, ChatMLRenderer(folder), SamplingDefaults(max_tokens=200), logs)
+    async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
+        yield proxy, client
+
+
+def frames(text):
+    """The data of server-sent events."""
+    return [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+
+
+def folded(chunks):
+    """The message that chunks add up to."""
+    message = {"role": "assistant", "content": ""}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            for part in delta.get("tool_calls", []):
+                calls = message.setdefault("tool_calls", [])
+                if part["index"] == len(calls):
+                    calls.append(
+                        {
+                            "id": part["id"],
+                            "type": "function",
+                            "function": {"name": part["function"]["name"], "arguments": ""},
+                        }
+                    )
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return message
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("said", [CALL, "left 🦊 right", "<tool_call>\n{broken", ""])
+def test_a_stream_adds_up_to_the_whole_reply(folder, said, seed):
+    async def main():
+        async with running(folder, [Script(said, split_seed=seed)] * 2) as (proxy, client):
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/chat/completions", {"messages": USER, "model": "m"}
+            whole = (await client.post(path, json=body)).json()
+            wanted = body | {"stream": True, "stream_options": {"include_usage": True}}
+            answer = await client.post(path, json=wanted)
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            *data, last = frames(answer.text)
+            chunks = [json.loads(d) for d in data]
+            assert last == "[DONE]" and chunks[-1]["usage"] == whole["usage"]
+            assert chunks[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+            message = folded(chunks)
+            expected = whole["choices"][0]["message"] | {"content": message["content"]}
+            assert (whole["choices"][0]["message"]["content"] or "") == message["content"]
+            for call in [*expected.get("tool_calls", []), *message.get("tool_calls", [])]:
+                assert call.pop("id").startswith("call")
+            assert message == expected
+            trajectory = await proxy.seal(cap)
+            assert trajectory.conservation.trained == trajectory.conservation.sampled
+
+    asyncio.run(main())
+
+
+class Slow(ScriptedEngine):
+    """Waits after every token."""
+
+    async def generate(self, session, ids, sampling):
+        async for sampled in super().generate(session, ids, sampling):
+            yield sampled
+            await asyncio.sleep(0.1)
+
+
+def test_tokens_leave_as_they_are_sampled(folders):
+    async def main():
+        folder = folders["words"]
+        engine = Slow(folder, ["left right left right"])
+        proxy = Proxy(engine, ChatMLRenderer(folder))
+        async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
+            cap, seen, sampled = proxy.open("t.0"), "", []
+            body = {"messages": USER, "stream": True}
+            async with client.stream("POST", f"/s/{cap}/v1/chat/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: {"):
+                        delta = json.loads(line[6:])["choices"][0]["delta"]
+                        seen += delta.get("content") or ""
+                        sampled.append(len(engine.log[0].sampled))
+            assert seen == "left right left right"
+            assert sampled[0] <= 2 and sampled[-1] == 8 and len(set(sampled)) > 3
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_its_client_leaves_is_aborted(folders):
+    async def main():
+        slow = Script("left", delay_sec=0)
+        async with running(folders["words"], lambda *_: slow) as (proxy, client):
+            engine, released = proxy.engine, asyncio.Event()
+            whole = engine.generate
+
+            async def generate(session, ids, sampling):
+                try:
+                    async for sampled in whole(session, ids, sampling):
+                        yield sampled
+                        await asyncio.sleep(30)
+                finally:
+                    released.set()
+
+            engine.generate = generate
+            cap = proxy.open("t.0")
+            body = {"messages": USER, "stream": True}
+            async with client.stream("POST", f"/s/{cap}/v1/chat/completions", json=body) as answer:
+                async for _ in answer.aiter_lines():
+                    break
+            await asyncio.wait_for(released.wait(), 5)
+            await asyncio.sleep(0.05)
+            trajectory = await proxy.seal(cap)
+            assert trajectory.turns[0].delivery == "aborted"
+            assert trajectory.conservation.masked == {"aborted": 1}
+
+    asyncio.run(main())
+
+
+def test_engine_failures_before_and_in_a_stream(folders):
+    async def main():
+        scripts = [Script("left", fail_after=0), Script("left right", fail_after=2), "ok"]
+        proxy = Proxy(Slow(folders["words"], scripts), ChatMLRenderer(folders["words"]))
+        async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/chat/completions", {"messages": USER, "stream": True}
+            before = await client.post(path, json=body)
+            assert before.status_code == 502
+            inside = await client.post(path, json=body)
+            assert inside.status_code == 200 and "[DONE]" not in inside.text
+            assert json.loads(frames(inside.text)[-1])["error"]["code"] == "engine_error"
+            assert "ok" in (await client.post(path, json=body)).text
+            trajectory = await proxy.seal(cap)
+            assert [t.delivery for t in trajectory.turns] == ["aborted", "aborted", "delivered"]
+
+    asyncio.run(main())
+
+
+def test_headers_that_speak_of_a_retry_are_believed(folders):
+    async def main():
+        async with running(folders["words"], ["left", "right", "sum"]) as (proxy, client):
+            cap = proxy.open("t.0")
+
+            async def ask(**headers):
+                path = f"/s/{cap}/v1/chat/completions"
+                answer = await client.post(path, json={"messages": USER}, headers=headers)
+                return answer.json()["choices"][0]["message"]["content"]
+
+            key = {"idempotency-key": "k"}
+            assert [await ask(**key), await ask(**key)] == ["left", "left"]
+            assert await ask(**{"idempotency-key": "other"}) == "right"
+            assert await ask(**{"x-stainless-retry-count": "1"}) == "right"
+            assert await ask(**{"x-stainless-retry-count": "0"}) == "sum"
+            assert len((await proxy.seal(cap)).turns) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["bearer", "x-api-key", "header", "body"])
+def test_a_session_without_a_path(folders, where):
+    async def main():
+        async with running(folders["words"], ["left"]) as (proxy, client):
+            cap = proxy.open("t.0")
+            headers = {
+                "bearer": {"Authorization": f"Bearer {cap}"},
+                "x-api-key": {"x-api-key": cap},
+                "header": {"x-nanoswe-session": cap},
+            }.get(where, {})
+            body = {"messages": USER} | ({"nanoswe_session": cap} if where == "body" else {})
+            answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+            assert (await client.post("/v1/chat/completions", json={})).status_code == 404
+
+    asyncio.run(main())
+
+
+def test_kill_9_and_a_new_process(folders, tmp_path):
+    """The agent's URL goes on working, the lost call is known, the log ends sealed."""
+    script = tmp_path / "replies.json"
+    script.write_text(json.dumps(["left", {"text": "right", "delay_sec": 60}]))
+    options = ["--tokenizer", folders["words"], "--logs", tmp_path / "logs"]
+
+    def start(port):
+        command = [*COMMAND, "serve", "--engine", f"scripted:{script}", *options, "--port", port]
+        server = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+        return server, server.stderr.readline().split()[-1]
+
+    server, url = start(0)
+    try:
+        opened = httpx.post(f"{url}/sessions", json={"trial_id": "t.0"}).json()
+        path = f"{opened['base_url']}/chat/completions"
+        first = httpx.post(path, json={"messages": USER}, timeout=30).json()
+        wired = [*USER, first["choices"][0]["message"], {"role": "user", "content": "on"}]
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(path, json={"messages": wired}, timeout=2)
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        server.stderr.close()
+    script.write_text(json.dumps(["sum"]))
+    (log,) = (tmp_path / "logs").glob("*.log")
+    assert not replay(read(log).records).sealed
+    server, url = start(url.rsplit(":", 1)[1])
+    try:
+        again = httpx.post(path, json={"messages": wired}, timeout=30).json()
+        assert again["choices"][0]["message"]["content"] == "sum"
+        for _ in range(2):  # the second answer is read from the log
+            sealed = httpx.post(f"{url}/sessions/{opened['cap']}/seal", timeout=30)
+            trajectory = from_json(sealed.text)
+            assert trajectory.incomplete == ("turn 1: lost in a crash",)
+            assert [t.stop for t in trajectory.turns] == ["stop", "lost", "stop"]
+            assert len(trajectory.samples) == 1 and len(trajectory.samples[0].stops) == 2
+        assert httpx.post(path, json={"messages": wired}).status_code == 409
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        server.stderr.close()
+    run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
+    assert run.returncode == 1 and from_json(run.stdout).to_json() == trajectory.to_json()
+    log.write_bytes(b"no log")
+    run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
+    assert run.returncode == 2 and "is no session log" in run.stderr
+
+
+def test_a_reply_that_was_committed_before_the_crash_is_served_after_it(folders, tmp_path):
+    async def main():
+        folder, logs = folders["words"], tmp_path / "logs"
+        logs.mkdir()
+        async with running(folder, [Script("left", delay_sec=0.1)], logs) as (proxy, client):
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/chat/completions", json.dumps({"messages": USER}).encode()
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(path, content=body, timeout=0.05)
+            await asyncio.sleep(0.3)
+        async with running(folder, [], logs) as (proxy, client):
+            answer = await client.post(path, content=body)
+            assert answer.json()["choices"][0]["message"]["content"] == "left"
+            trajectory = await proxy.seal(cap)
+            assert [t.delivery for t in trajectory.turns] == ["delivered"]
+            assert proxy.counts["recovered"] == 1
+
+    asyncio.run(main())
