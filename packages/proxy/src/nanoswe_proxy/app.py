@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import wire
-from nanoswe_proxy.dialects import Answer, Request, chat
+from nanoswe_proxy.dialects import Answer, Request, chat, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
@@ -181,10 +181,12 @@ def create_app(
     from them.
     """
     to = _Routes(proxy, on_seal)
-    spoken = {"chat/completions": chat}
+    spoken = {"chat/completions": chat, "messages": messages, "responses": responses}
     routes = [Route("/healthz", to.health), Route("/metrics", to.metrics)]
     for at in ("/s/{cap}/v1", "/v1"):
         routes += [Route(f"{at}/models", to.models)]
+        count = to.speak(messages, count=True)
+        routes += [Route(f"{at}/messages/count_tokens", count, methods=["POST"])]
         for path, dialect in spoken.items():
             routes += [Route(f"{at}/{path}", to.speak(dialect), methods=["POST"])]
     if control:

@@ -123,14 +123,18 @@ def _message(message: Any, i: int) -> dict:
     return normal
 
 
+def text_of(block: Any, where: str) -> str:
+    """The text of one content block."""
+    if isinstance(block, dict) and isinstance(block.get("text"), str):
+        return str(block["text"])
+    raise BadRequest(f"{where}.content must be text: this model sees nothing else")
+
+
 def _text(content: Any, i: int) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list) and all(
-        isinstance(p, dict) and isinstance(p.get("text"), str) for p in content
-    ):
-        return "".join(p["text"] for p in content)
-    raise BadRequest(f"messages[{i}].content must be text: this model sees nothing else")
+    parts = content if isinstance(content, list) else [content]
+    return "".join(text_of(p, f"messages[{i}]") for p in parts)
 
 
 def _call(call: Any, i: int) -> dict:

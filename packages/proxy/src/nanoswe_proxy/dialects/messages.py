@@ -1,0 +1,148 @@
+"""Anthropic Messages, streamed and whole, and what `count_tokens` counts.
+
+In: a request body. Out: a `Request`, and the frames or the body of the reply. A thinking block is
+signed with an id of ours, which says whose it is when it comes back. Server tools and thinking
+budgets are recorded and not obeyed. Refuses (BadRequest) blocks that are not text: images, files.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from nanoswe_proxy import wire
+from nanoswe_proxy.dialects import Answer, Request, chat, sse
+from nanoswe_proxy.errors import BadRequest, ProxyError
+from nanoswe_proxy.render.base import Delta
+from nanoswe_proxy.tree import echo_id
+
+RECORDED = ("temperature", "top_p", "top_k", "max_tokens", "model", "tool_choice", "thinking")
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+KINDS = {"content": "text", "reasoning": "thinking"}
+ERRORS = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 502: "api_error"}
+
+
+def parse(raw: bytes) -> Request:
+    """The request in `raw`."""
+    body = wire.loads(raw)
+    if body.get("stop_sequences"):
+        raise BadRequest("stop_sequences are not supported: a turn ends at the model's own token")
+    system, given = body.get("system") or [], body.get("messages")
+    blocks = [system] if isinstance(system, str) else [wire.text_of(b, "system") for b in system]
+    text = "\n\n".join(t for t in (wire.NOISE.sub("", b) for b in blocks) if t)
+    messages = [{"role": "system", "content": text}] if text else []
+    if not isinstance(given, list) or not given:
+        raise BadRequest("messages must be a list with at least one message")
+    for i, message in enumerate(given):
+        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+            raise BadRequest(f"messages[{i}].role must be user or assistant")
+        messages += _turns(message, f"messages[{i}]")
+    tools = [
+        {"type": "function", "function": {"name": t["name"], "parameters": t["input_schema"],
+         "description": t.get("description", "")}}
+        for t in wire.check_tools(body.get("tools")) or [] if "input_schema" in t and "name" in t
+    ]  # fmt: skip
+    return chat.finish(body, messages, tools, RECORDED, True)
+
+
+def _turns(message: dict, where: str) -> Iterator[dict]:
+    """The chat messages that one message stands for."""
+    content, role = message.get("content") or "", message["role"]
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    texts: list[str] = []
+    spoken: dict[str, Any] = {"role": role, "tool_calls": [], "reasoning": "", "echo": ""}
+    for block in content:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_result":
+            inner = block.get("content") or ""
+            parts = [inner] if isinstance(inner, str) else [wire.text_of(b, where) for b in inner]
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"),
+                   "content": "".join(parts)}  # fmt: skip
+        elif kind == "tool_use" and isinstance(block.get("name"), str):
+            function = {"name": block["name"], "arguments": block.get("input")}
+            spoken["tool_calls"].append({"id": block.get("id"), "function": function})
+        elif kind in ("thinking", "redacted_thinking"):
+            spoken["reasoning"] += str(block.get("thinking") or "")
+            spoken["echo"] += f" {block.get('signature') or block.get('data')}"
+        else:
+            texts.append(wire.text_of(block, where))
+    if role == "assistant" or texts:
+        yield spoken | {"content": "".join(texts)}
+
+
+class Stream:
+    """See `dialects.Stream`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.blocks = answer, list[dict[str, Any]]()
+        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 0}
+        self.message: dict[str, Any] = {
+            "id": f"msg_{answer.cap[:6]}{answer.node.index}", "type": "message",
+            "role": "assistant", "model": answer.model, "content": [],
+            "stop_reason": None, "stop_sequence": None, "usage": usage,
+        }  # fmt: skip
+
+    def start(self) -> bytes:
+        return self._event("message_start", message=self.message)
+
+    def delta(self, delta: Delta) -> bytes:
+        kind, frames = KINDS.get(delta.kind, "tool_use"), b""
+        if delta.kind == "call_name" or not self.blocks or self.blocks[-1]["type"] != kind:
+            frames = self._close()
+            new: dict[str, Any] = {"type": kind, kind: ""}
+            if kind == "tool_use":
+                call_id = echo_id(self.answer.cap, self.answer.node.index, delta.index)
+                new = {"type": kind, "id": call_id, "name": delta.text, "input": {}}
+            elif kind == "thinking":
+                new["signature"] = ""
+            frames += self._block("start", content_block=new, at=len(self.blocks))
+            self.blocks.append(new | ({"json": ""} if kind == "tool_use" else {}))
+        if delta.kind == "call_name":
+            return frames
+        key = "json" if kind == "tool_use" else kind
+        self.blocks[-1][key] += delta.text
+        names = {"tool_use": ("input_json_delta", "partial_json")}
+        name, part = names.get(kind, (f"{kind}_delta", kind))
+        return frames + self._block("delta", delta={"type": name, part: delta.text})
+
+    def end(self) -> bytes:
+        node, frames = self.answer.node, self._close()
+        self.message["usage"] = {"input_tokens": self.answer.prompt_tokens,
+                                 "output_tokens": len(node.ids)}  # fmt: skip
+        ended = {"stop_reason": STOPS[node.finish_reason], "stop_sequence": None}
+        self.message |= {**ended, "content": self.blocks}
+        frames += self._event("message_delta", delta=ended, usage=self.message["usage"])
+        return frames + self._event("message_stop")
+
+    def whole(self) -> dict:
+        return self.message
+
+    def _close(self) -> bytes:
+        if not self.blocks:
+            return b""
+        block, frames = self.blocks[-1], b""
+        if block["type"] == "thinking":
+            block["signature"] = echo_id(self.answer.cap, self.answer.node.index, 0, "sig")
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            frames = self._block("delta", delta=signed)
+        if "json" in block:
+            block["input"] = json.loads(block.pop("json") or "{}")
+        return frames + self._block("stop")
+
+    def _block(self, what: str, at: int | None = None, **fields: Any) -> bytes:
+        index = len(self.blocks) - 1 if at is None else at
+        return self._event(f"content_block_{what}", index=index, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return sse({"type": kind, **fields}, kind)
+
+
+def error(error: ProxyError) -> dict:
+    """The body that this dialect's clients read."""
+    kind = ERRORS.get(error.status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+
+
+def error_frame(failed: ProxyError) -> bytes:
+    """The same in the middle of a stream."""
+    return sse(error(failed), "error")

@@ -1,0 +1,181 @@
+"""OpenAI Responses, streamed and whole, without a store of its own: the input is the history.
+
+In: a request body. Out: a `Request`, and the events or the body of the reply. Item ids and
+`encrypted_content` are ids of ours, which say whose an item is when it comes back. Tools that are
+no functions are left out. Refuses (BadRequest) previous_response_id, images and files.
+"""
+
+from typing import Any
+
+from nanoswe_proxy import wire
+from nanoswe_proxy.dialects import Answer, Request, chat, sse
+from nanoswe_proxy.errors import BadRequest, ProxyError
+from nanoswe_proxy.render.base import Delta
+from nanoswe_proxy.tree import echo_id
+
+RECORDED = ("temperature", "top_p", "max_tokens", "model", "tool_choice", "reasoning", "text")
+TEXTS = ("content", "reasoning", "echo")
+PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+def parse(raw: bytes) -> Request:
+    """The request in `raw`."""
+    body = wire.loads(raw)
+    if body.get("previous_response_id"):
+        raise BadRequest(
+            "previous_response_id is not supported: send the whole input (store=false)"
+        )
+    given = body.get("input") or []
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages = (
+        [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+    )
+    if not isinstance(items, list):
+        raise BadRequest("input must be text or a list of items")
+    for i, item in enumerate(items):
+        _add(messages, item, f"input[{i}]")
+    said = ("name", "description", "parameters")
+    tools = [
+        {"type": "function", "function": {k: t.get(k) for k in said}}
+        for t in wire.check_tools(body.get("tools")) or []
+        if t.get("type") == "function"
+    ]
+    body["max_tokens"] = body.get("max_output_tokens")
+    return chat.finish(body, messages, tools, RECORDED, True)
+
+
+def _add(messages: list[dict], item: Any, where: str) -> None:
+    """One item more: the items of one reply are one assistant message."""
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "function_call_output":
+        output = item.get("output") or ""
+        parts = [output] if isinstance(output, str) else [wire.text_of(b, where) for b in output]
+        messages.append(
+            {"role": "tool", "tool_call_id": item.get("call_id"), "content": "".join(parts)}
+        )
+        return
+    role = item.get("role", "user") if kind == "message" else "assistant"
+    if kind not in ("message", "function_call", "reasoning"):
+        raise BadRequest(f"{where}: items of type {kind!r} are not supported")
+    if role != "assistant":
+        messages.append({"role": role, "content": item.get("content")})
+        return
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append(
+            {"role": role, "content": "", "tool_calls": [], "reasoning": "", "echo": ""}
+        )
+    last, content = messages[-1], item.get("content") or []
+    parts = [content] if isinstance(content, str) else [wire.text_of(b, where) for b in content]
+    last["echo"] += f" {item.get('id')} {item.get('encrypted_content')}"
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        last["tool_calls"].append({"id": item.get("call_id"), "function": function})
+    else:
+        last["reasoning" if kind == "reasoning" else "content"] += "".join(parts)
+
+
+class Stream:
+    """See `dialects.Stream`."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, node = answer, answer.node
+        self.items: list[dict[str, Any]] = []
+        self.number = -1
+        self.body = {"id": f"resp_{answer.cap[:6]}{node.index}", "object": "response",
+                     "created_at": node.created, "status": "in_progress", "model": answer.model,
+                     "output": [], "error": None, "incomplete_details": None, "metadata": {},
+                     "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+                     "instructions": None, "temperature": None, "top_p": None}  # fmt: skip
+
+    def start(self) -> bytes:
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(k, response=self.body) for k in kinds)
+
+    def delta(self, delta: Delta) -> bytes:
+        kind = {"content": "message", "reasoning": "reasoning"}.get(delta.kind, "function_call")
+        frames = b""
+        if delta.kind == "call_name" or not self.items or self.items[-1]["type"] != kind:
+            frames = self._close() + self._open(kind, delta)
+        item = self.items[-1]
+        if kind == "function_call":
+            if delta.kind == "call_name":
+                return frames
+            item["arguments"] += delta.text
+            return frames + self._part("response.function_call_arguments.delta", delta=delta.text)
+        item["content"][0]["text"] += delta.text
+        name = f"response.{PARTS[kind]}.delta"
+        return frames + self._part(name, content_index=0, delta=delta.text, logprobs=[])
+
+    def end(self) -> bytes:
+        frames, node, prompt = self._close(), self.answer.node, self.answer.prompt_tokens
+        cut = node.finish_reason == "length"
+        self.body |= {"status": "incomplete" if cut else "completed", "output": self.items}
+        if cut:
+            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+        self.body["usage"] = {
+            "input_tokens": prompt, "output_tokens": len(node.ids),
+            "total_tokens": prompt + len(node.ids), "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        }  # fmt: skip
+        return frames + self._event(f"response.{self.body['status']}", response=self.body)
+
+    def whole(self) -> dict:
+        return self.body
+
+    def _open(self, kind: str, delta: Delta) -> bytes:
+        def ours(prefix: str) -> str:
+            return echo_id(self.answer.cap, self.answer.node.index, delta.index, prefix)
+
+        n = len(self.items)
+        item: dict[str, Any] = {"type": kind, "status": "in_progress"}
+        item["id"] = ours(f"{kind[:2]}_{n}_")
+        if kind == "function_call":
+            item |= {"call_id": ours("call"), "name": delta.text, "arguments": ""}
+        elif kind == "reasoning":
+            item |= {"summary": [], "content": [], "encrypted_content": ours("enc")}
+        else:
+            item |= {"role": "assistant", "content": []}
+        self.items.append(item)
+        frames = self._event("response.output_item.added", output_index=n, item=item)
+        if kind in PARTS:
+            part: dict[str, Any] = {"type": PARTS[kind], "text": "", "annotations": []}
+            item["content"] = [part]
+            frames += self._part("response.content_part.added", content_index=0, part=part)
+        return frames
+
+    def _close(self) -> bytes:
+        if not self.items:
+            return b""
+        item, frames = self.items[-1], b""
+        item["status"] = "completed"
+        if item["type"] == "function_call":
+            whole = {"arguments": item["arguments"], "name": item["name"]}
+            frames = self._part("response.function_call_arguments.done", **whole)
+        else:
+            part, name = item["content"][0], f"response.{PARTS[item['type']]}.done"
+            frames = self._part(name, content_index=0, text=part["text"], logprobs=[])
+            frames += self._part("response.content_part.done", content_index=0, part=part)
+        at = len(self.items) - 1
+        return frames + self._event("response.output_item.done", output_index=at, item=item)
+
+    def _part(self, kind: str, **fields: Any) -> bytes:
+        at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return self._event(kind, **at, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self.number += 1
+        return sse({"type": kind, "sequence_number": self.number, **fields}, kind)
+
+
+def error(error: ProxyError) -> dict:
+    """The body that this dialect's clients read."""
+    return error.body()
+
+
+def error_frame(error: ProxyError) -> bytes:
+    """The same in the middle of a stream."""
+    failed = {"code": error.code, "message": str(error)}
+    response = {"object": "response", "status": "failed", "error": failed, "output": []}
+    return sse(
+        {"type": "response.failed", "sequence_number": 0, "response": response}, "response.failed"
+    )

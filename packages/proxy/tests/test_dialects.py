@@ -1,0 +1,135 @@
+"""Messages and Responses over a real socket: streamed equals whole, ids come back as echoes, errors
+have the form that clients read, and no dialect breaks the exactness of a session.
+"""
+
+import asyncio
+import json
+
+import pytest
+from test_stream import CALL, frames, running
+
+from nanoswe_proxy.engine.scripted import Script
+
+TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
+SAID = "left é\n" + CALL.removeprefix("so\n")
+
+
+def of_messages(messages):
+    tools = [{"name": "bash", "description": "d", "input_schema": TOOL}]
+    return {"model": "m", "max_tokens": 150, "system": [{"type": "text", "text": "S"}],
+            "tools": tools, "messages": messages}  # fmt: skip
+
+
+def of_responses(items):
+    tools = [{"type": "function", "name": "bash", "parameters": TOOL}, {"type": "web_search"}]
+    return {"model": "m", "instructions": "S", "input": items, "tools": tools, "store": False}
+
+
+def fold_messages(text):
+    """The message that the events add up to."""
+    blocks, message = [], None
+    for event in map(json.loads, frames(text)):
+        match event["type"]:
+            case "message_start":
+                message = event["message"]
+            case "content_block_start":
+                assert event["index"] == len(blocks)
+                blocks.append(dict(event["content_block"]))
+            case "content_block_delta":
+                delta, block = event["delta"], blocks[event["index"]]
+                if delta["type"] == "text_delta":
+                    block["text"] += delta["text"]
+                else:
+                    block["json"] = block.get("json", "") + delta["partial_json"]
+            case "content_block_stop":
+                block = blocks[event["index"]]
+                if "json" in block:
+                    block["input"] = json.loads(block.pop("json"))
+            case "message_delta":
+                message |= event["delta"]
+    assert event["type"] == "message_stop"
+    return message | {"content": blocks}
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_messages(folder, seed):
+    async def main():
+        async with running(folder, lambda *_: Script(SAID, split_seed=seed)) as (proxy, client):
+            cap = proxy.open("t.0")
+            path, messages = f"/s/{cap}/v1/messages", [{"role": "user", "content": "go"}]
+            counted = await client.post(f"{path}/count_tokens", json=of_messages(messages))
+            whole = (await client.post(path, json=of_messages(messages))).json()
+            assert whole["stop_reason"] == "tool_use"
+            assert counted.json()["input_tokens"] == whole["usage"]["input_tokens"]
+            assert whole["usage"]["input_tokens"] == len(proxy.engine.log[0].prompt)
+            assert [b["type"] for b in whole["content"]] == ["text", "tool_use"]
+            assert whole["content"][1]["input"] == {"command": "cat 🦊"}
+            result = {"type": "tool_result", "tool_use_id": whole["content"][1]["id"],
+                      "content": [{"type": "text", "text": "1", "cache_control": {}}]}  # fmt: skip
+            messages += [
+                {"role": "assistant", "content": whole["content"]},
+                {"role": "user", "content": [result, {"type": "text", "text": "on"}]},
+            ]
+            body = of_messages(messages) | {"stream": True}
+            streamed = fold_messages((await client.post(path, json=body)).text)
+            assert [b | {"id": ""} for b in streamed["content"]] == [
+                b | {"id": ""} for b in whole["content"]
+            ]
+            assert streamed["stop_reason"] == "tool_use"
+            trajectory = await proxy.seal(cap)
+            assert [t.fork for t in trajectory.turns] == ["", ""]
+            assert trajectory.conservation.trained == trajectory.conservation.sampled
+            late = await client.post(path, json=body)
+            assert (late.status_code, late.json()["type"]) == (409, "error")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_responses(folder, seed):
+    async def main():
+        async with running(folder, lambda *_: Script(SAID, split_seed=seed)) as (proxy, client):
+            cap = proxy.open("t.0")
+            path, items = f"/s/{cap}/v1/responses", [{"role": "user", "content": "go"}]
+            whole = (await client.post(path, json=of_responses(items))).json()
+            assert whole["status"] == "completed"
+            text, call = whole["output"]
+            assert text["content"][0]["text"] == "left é"
+            assert json.loads(call["arguments"]) == {"command": "cat 🦊"}
+            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+            body = of_responses([*items, text, call, output]) | {"stream": True}
+            events = list(map(json.loads, frames((await client.post(path, json=body)).text)))
+            assert [e["sequence_number"] for e in events] == list(range(len(events)))
+            said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+            assert said == "left é" and events[-1]["type"] == "response.completed"
+            streamed = events[-1]["response"]["output"]
+            assert [i["type"] for i in streamed] == ["message", "function_call"]
+            assert streamed[1]["arguments"] == call["arguments"]
+            trajectory = await proxy.seal(cap)
+            assert [t.fork for t in trajectory.turns] == ["", ""] and len(trajectory.samples) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("messages", of_messages([]), "at least one"),
+        ("messages", of_messages([{"role": "tool"}]), "user or assistant"),
+        ("messages", of_messages([{"role": "user", "content": [{"type": "image"}]}]), "be text"),
+        ("messages", of_messages([{"role": "user", "content": "left " * 3000}]), "too long"),
+        ("responses", of_responses([{"type": "computer_call"}]), "computer_call"),
+        ("responses", of_responses([]), "at least one"),
+        ("responses", of_responses("x") | {"previous_response_id": "r"}, "previous_response_id"),
+    ],
+)
+def test_errors_in_each_form(folders, path, body, says):
+    async def main():
+        async with running(folders["words"], []) as (proxy, client):
+            cap = proxy.open("t.0")
+            answer = await client.post(f"/s/{cap}/v1/{path}", json=body)
+            assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+            assert (answer.json().get("type") == "error") == (path == "messages")
+
+    asyncio.run(main())
