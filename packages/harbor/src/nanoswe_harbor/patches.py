@@ -59,13 +59,13 @@ def reverse(patch: str) -> str:
         line[:1].translate(OTHER_SIGN) + line[1:] if is_body else HUNK.sub(r"@@ -\2 +\1 @@\3", line)
         for is_body, line in _lines(patch)
     )
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _lines(patch: str) -> Iterator[tuple[bool, str]]:
     """(does it belong to a hunk's body?, line) for each line. Raises ValueError for a cut hunk."""
     old = new = 0
-    for line in patch.split("\n"):
+    for line in patch.removesuffix("\n").split("\n"):
         is_body = old > 0 or new > 0
         if is_body:
             if line[:1] not in ("", " ", "-", "+", "\\"):
