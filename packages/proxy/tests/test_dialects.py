@@ -12,6 +12,7 @@ from nanoswe_proxy.engine.scripted import Script
 
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
 SAID = "left é\n" + CALL.removeprefix("so\n")
+PLAIN = SAID.replace("é", "e").replace("🦊", "fox")
 
 
 def of_messages(messages):
@@ -51,10 +52,10 @@ def fold_messages(text):
     return message | {"content": blocks}
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_messages(folder, seed):
+@pytest.mark.parametrize(("said", "seed"), [(SAID, None), (PLAIN, 3)])
+def test_messages(folder, said, seed):
     async def main():
-        async with running(folder, lambda *_: Script(SAID, split_seed=seed)) as (proxy, client):
+        async with running(folder, lambda *_: Script(said, split_seed=seed)) as (proxy, client):
             cap = proxy.open("t.0")
             path, messages = f"/s/{cap}/v1/messages", [{"role": "user", "content": "go"}]
             counted = await client.post(f"{path}/count_tokens", json=of_messages(messages))
@@ -63,7 +64,7 @@ def test_messages(folder, seed):
             assert counted.json()["input_tokens"] == whole["usage"]["input_tokens"]
             assert whole["usage"]["input_tokens"] == len(proxy.engine.log[0].prompt)
             assert [b["type"] for b in whole["content"]] == ["text", "tool_use"]
-            assert whole["content"][1]["input"] == {"command": "cat 🦊"}
+            assert whole["content"][1]["input"] == {"command": "cat fox" if seed else "cat 🦊"}
             result = {"type": "tool_result", "tool_use_id": whole["content"][1]["id"],
                       "content": [{"type": "text", "text": "1", "cache_control": {}}]}  # fmt: skip
             messages += [
@@ -85,23 +86,28 @@ def test_messages(folder, seed):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_responses(folder, seed):
+@pytest.mark.parametrize(("said", "seed"), [(SAID, None), (PLAIN, 3)])
+def test_responses(folder, said, seed):
     async def main():
-        async with running(folder, lambda *_: Script(SAID, split_seed=seed)) as (proxy, client):
+        async with running(folder, lambda *_: Script(said, split_seed=seed)) as (proxy, client):
             cap = proxy.open("t.0")
             path, items = f"/s/{cap}/v1/responses", [{"role": "user", "content": "go"}]
             whole = (await client.post(path, json=of_responses(items))).json()
             assert whole["status"] == "completed"
             text, call = whole["output"]
-            assert text["content"][0]["text"] == "left é"
-            assert json.loads(call["arguments"]) == {"command": "cat 🦊"}
+            assert text["content"][0]["text"] == ("left e" if seed else "left é")
+            assert json.loads(call["arguments"]) == {"command": "cat fox" if seed else "cat 🦊"}
             output = {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
             body = of_responses([*items, text, call, output]) | {"stream": True}
             events = list(map(json.loads, frames((await client.post(path, json=body)).text)))
             assert [e["sequence_number"] for e in events] == list(range(len(events)))
-            said = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-            assert said == "left é" and events[-1]["type"] == "response.completed"
+            spoken = "".join(
+                e["delta"] for e in events if e["type"] == "response.output_text.delta"
+            )
+            assert (
+                spoken == ("left e" if seed else "left é")
+                and events[-1]["type"] == "response.completed"
+            )
             streamed = events[-1]["response"]["output"]
             assert [i["type"] for i in streamed] == ["message", "function_call"]
             assert streamed[1]["arguments"] == call["arguments"]
@@ -119,7 +125,7 @@ def test_responses(folder, seed):
         ("messages", of_messages([{"role": "user", "content": [{"type": "image"}]}]), "be text"),
         ("messages", of_messages([{"role": "user", "content": "left " * 3000}]), "too long"),
         ("responses", of_responses([{"type": "computer_call"}]), "computer_call"),
-        ("responses", of_responses([]), "at least one"),
+        ("responses", of_responses([]) | {"instructions": ""}, "at least one"),
         ("responses", of_responses("x") | {"previous_response_id": "r"}, "previous_response_id"),
     ],
 )
