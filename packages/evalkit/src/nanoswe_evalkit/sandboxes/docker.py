@@ -32,6 +32,7 @@ _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
 # Repositories whose tests expect a network, and the image of docker/fixture that plays it.
 FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
+HOSTS = ("httpbin.org", "www.google.co.uk")  # the second is where a test is redirected to
 CA = "/fixture/nanoswe-ca.pem"  # what run_eval.sh trusts, where it is in the tests' container
 
 
@@ -160,7 +161,7 @@ class DockerSandbox(Sandbox):
         if (image := FIXTURES.get(self.task.repo)) is None:
             return "none"
         self._sidecar = self._client.containers.run(
-            image, detach=True, network_mode="none", extra_hosts={"httpbin.org": "127.0.0.1"},
+            image, detach=True, network_mode="none", extra_hosts=dict.fromkeys(HOSTS, "127.0.0.1"),
             cap_add=["NET_ADMIN"], labels={LABEL: self.task.task_id}
         )  # fmt: skip
         with closing(self._sidecar.logs(stream=True)) as lines:
