@@ -62,21 +62,24 @@ async def agent(**settings: Any) -> AsyncIterator[OpenHandsAgent]:
         await made.close()
 
 
-async def _trial(
-    made: OpenHandsAgent, sandboxes: SandboxFactory, task: Task, replies: Sequence[Reply]
+def _run(
+    sandboxes: SandboxFactory, task: Task, replies: Sequence[Reply], **settings: Any
 ) -> tuple[Trial, FakeModel]:
-    server = fake_model(replies)
-    model = await server.__aenter__()  # not left: it waits for the runner's connections
-    trial = await run_trial(
-        task,
-        0,
-        trial_id="x.0",
-        agent=made,
-        sandboxes=sandboxes,
-        base_url=model.base_url,
-        model=MODEL,
-    )
-    return trial, model
+    async def main() -> tuple[Trial, FakeModel]:
+        # The agent goes first: the service waits for its connections.
+        async with fake_model(replies) as model, agent(**settings) as made:
+            trial = await run_trial(
+                task,
+                0,
+                trial_id="x.0",
+                agent=made,
+                sandboxes=sandboxes,
+                base_url=model.base_url,
+                model=MODEL,
+            )
+        return trial, model
+
+    return asyncio.run(main())
 
 
 def _factory(kind: str, nano: Path, work: Path) -> SandboxFactory:
@@ -100,11 +103,7 @@ def test_it_fixes_a_bug(nano: Path, task: Task, tmp_path: Path) -> None:
         call("finish", message="done"),
     ]
 
-    async def main() -> tuple[Trial, FakeModel]:
-        async with agent(nudges=1) as made:
-            return await _trial(made, _factory("bwrap", nano, tmp_path), task, replies)
-
-    trial, model = asyncio.run(main())
+    trial, model = _run(_factory("bwrap", nano, tmp_path), task, replies, nudges=1)
     assert (trial.stop, trial.outcome) == (Stop.FINISHED, Outcome.RESOLVED), trial.error
     assert trial.turns == trial.agent["model_calls"] == len(model.requests) == len(replies)
     assert (trial.agent["nudges"], trial.agent["condensations"]) == (1, 0)
@@ -170,14 +169,8 @@ def test_how_it_ends(
     stop: Stop | None,
     outcome: Outcome,
 ) -> None:
-    slow = stop is Stop.TIMEOUT
-
-    async def main() -> tuple[Trial, FakeModel]:
-        async with agent(**settings) as made:
-            hurried = replace(task, agent_timeout_sec=6.0) if slow else task
-            return await _trial(made, _factory("bwrap", nano, tmp_path), hurried, replies)
-
-    trial, _ = asyncio.run(main())
+    hurried = replace(task, agent_timeout_sec=6.0) if stop is Stop.TIMEOUT else task
+    trial, _ = _run(_factory("bwrap", nano, tmp_path), hurried, replies, **settings)
     assert (trial.stop, trial.outcome) == (stop, outcome), (trial.error, trial.agent)
 
 

@@ -40,6 +40,7 @@ class OpenHandsAgent:
         if self._process is not None:
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.communicate()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def run(self, job: Job) -> Stop:

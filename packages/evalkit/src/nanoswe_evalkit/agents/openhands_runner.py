@@ -195,8 +195,12 @@ def work(link: Link) -> dict:
     try:
         result = {"stop": converse(conversation, link.job, facts)}
     except ConversationRunError as error:
-        if not isinstance(error.original_exception, LLMContextWindowExceedError):
-            raise error.original_exception from error
+        cause = error.original_exception  # some services say it in words that the SDK doesn't know
+        if (
+            not isinstance(cause, LLMContextWindowExceedError)
+            and "context" not in str(cause).lower()
+        ):
+            raise cause from error
         result = {"stop": "context"}
     finally:
         del LINKS[folder]
