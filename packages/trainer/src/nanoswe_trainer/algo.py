@@ -34,9 +34,7 @@ CUT_OFF = frozenset({Stop.MAX_TURNS, Stop.CONTEXT, Stop.TIMEOUT, Stop.STUCK})
 def trusted_reward(
     stop: Stop | None, outcome: Outcome, reward: float | None, truncated: Truncated
 ) -> float | None:
-    """The reward that this trial brings to its group, or None when it is neither baseline nor
-    trained.
-    """
+    """The reward this trial brings to its group; None: neither in the baseline nor trained."""
     if (
         reward is None
         or outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR)

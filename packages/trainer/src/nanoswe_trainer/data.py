@@ -23,9 +23,7 @@ NOTHING = "(no output)"
 
 
 def conversation(case: NanoCase, expression: str) -> list[dict]:
-    """The finished conversation of an agent that repairs `case` with `expression`, as normal
-    messages.
-    """
+    """What an agent that repairs `case` with `expression` says and sees, as normal messages."""
 
     def call(command: str) -> dict:
         arguments = '{"command": "' + command + '"}'
@@ -60,9 +58,7 @@ def demonstrations(count: int, seed: int, wrong: Sequence[float]) -> Iterator[tu
 
 
 def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> list[Row]:
-    """One row each; would-be-sampled tokens weigh 1, the others `context_weight`, then all are
-    scaled to sum to 1.
-    """
+    """One row each; sampled tokens weigh 1, the others `context_weight`; scaled to sum to 1."""
     raw = []
     for parts in conversations:
         kinds = "".join(part.provenance for part in parts)
@@ -73,9 +69,7 @@ def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> l
 
 
 def render(renderer: Renderer, case: NanoCase, expression: str) -> list[Encoded]:
-    """Context and would-be-sampled stretches of one demonstration; ends with the last sampled
-    token.
-    """
+    """One demonstration in stretches of context and of would-be-sampled tokens, its end."""
     return renderer.render_messages(conversation(case, expression), None)
 
 
@@ -92,9 +86,7 @@ def rl_rows(
     groups: Sequence[Sequence[Trial]], trajectories: Mapping[str, Trajectory], *,
     advantage: str, normaliser: str, truncated: Truncated, max_length: int,
 ) -> GroupBatch:  # fmt: skip
-    """Rows in (group, attempt) order, never by arrival, so that a batch is a function of its trials
-    alone.
-    """
+    """Rows in (group, attempt) order: a batch is a function of its trials, not of arrival."""
     out = GroupBatch(
         counts=dict.fromkeys(
             ("groups_all_0", "groups_all_1", "groups_all_equal", "groups_too_few"), 0

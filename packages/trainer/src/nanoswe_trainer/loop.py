@@ -141,9 +141,7 @@ async def sft_stage(run: Run) -> None:
 
 
 async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dict[str, list[Trial]]:
-    """avg@k at the recipe's temperature and one greedy attempt per held-out task; trials by
-    "sampled" and "greedy".
-    """
+    """avg@k as trained and one greedy attempt a held-out task; trials by sampled and greedy."""
     recipe, name = run.recipe, stage.removeprefix("eval_")
     kinds = {
         "sampled": ("e", recipe.model.temperature, recipe.eval.attempts),

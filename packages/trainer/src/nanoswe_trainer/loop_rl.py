@@ -39,9 +39,7 @@ async def train_rl(
     tasks: Sequence[Task], first_step: int, compute: ThreadPoolExecutor, after_step: AfterStep,
     on_trial: Callable[[Trial], None],
 ) -> None:  # fmt: skip
-    """Run the steps from `first_step` on; `after_step(steps done, metrics, trials, trajectories)`
-    records them.
-    """
+    """From `first_step` on; `after_step(steps done, metrics, trials, trajectories)` records."""
     train = recipe.train
     for step in range(first_step, train.steps):
         began, generated = time.monotonic(), engine.generated

@@ -16,9 +16,7 @@ from nanoswe_trainer.worker import Worker, nll
 
 
 def rate(step: int, steps: int, warmup_steps: int, decay: float) -> float:
-    """Linear warm-up, then flat, then a linear fall to a twentieth over the last share of the
-    steps.
-    """
+    """Linear warm-up, flat, then a linear fall to a twentieth over the last `decay` of steps."""
     up = min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0
     down = min(1.0, max(0.05, (steps - step) / (decay * steps))) if decay else 1.0
     return up * down
@@ -28,9 +26,7 @@ def train_sft(
     recipe: TrainRecipe, worker: Worker, renderer: Renderer, first_step: int,
     after_step: Callable[[int, dict[str, float]], None],
 ) -> None:  # fmt: skip
-    """Run the steps from `first_step` on; `after_step(steps done, metrics)` may save, show and
-    stop.
-    """
+    """From `first_step` on; `after_step(steps done, metrics)` may save, show and stop."""
     sft = recipe.sft
     shown = demonstrations(sft.steps * sft.batch, recipe.seed, sft.wrong)
     for step in range(sft.steps):

@@ -15,9 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Row:
-    """Example: tokens (7, 8, 9), weights (0, .5, .5): tokens 8 and 9 are trained, each with weight
-    one half.
-    """
+    """tokens (7, 8, 9), weights (0, .5, .5): 8 and 9 are trained, each with weight one half."""
 
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
@@ -40,9 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """T tokens of all rows; the N of them that are trained, each predicted from the token before
-    it.
-    """
+    """T tokens of all rows; N of them are trained, each predicted from the one before it."""
 
     ids_T: Tensor
     positions_T: Tensor

@@ -31,9 +31,7 @@ def nll(logprobs_N: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
 
 
 class Worker:
-    """A Decoder with one or two optimizers: Muon for the matrices of the blocks, if asked, AdamW
-    for the rest.
-    """
+    """A Decoder and its optimizers: Muon for the blocks' matrices, if asked, AdamW for the rest."""
 
     def __init__(self, decoder: Decoder, *, learning_rate: float, muon_learning_rate: float = 0.0,
                  clip_norm: float = 1.0, max_tokens: int = 16384, bf16: bool = False):  # fmt: skip

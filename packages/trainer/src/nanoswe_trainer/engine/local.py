@@ -55,9 +55,7 @@ class Slot:
 
 
 class LocalEngine:
-    """An `Engine` (see nanoswe_proxy.engine.base) over a Decoder that the trainer may change
-    between calls.
-    """
+    """An `Engine` over a Decoder that the trainer may change between calls."""
 
     def __init__(
         self, decoder: Decoder, *, slots: int, max_context: int, compute: ThreadPoolExecutor
@@ -133,9 +131,7 @@ class LocalEngine:
         )
 
     async def _run(self) -> None:
-        """Steps until nothing is under way. Computing happens in the compute thread, bookkeeping
-        here.
-        """
+        """Steps until nothing is under way: computing in the compute thread, bookkeeping here."""
         loop, patience = asyncio.get_running_loop(), 0
         while any(s.request for s in self._slots):
             # A step costs the same for one session as for all. While most are busy elsewhere (their
@@ -173,9 +169,7 @@ class LocalEngine:
             slot.request = None
 
     def _attend(self, rows_B: Tensor, starts_B: Tensor, width: int) -> Attend:
-        """Attention of `width` new tokens per row over the row's cache, which takes their keys and
-        values first.
-        """
+        """Attention of `width` new tokens a row over the row's cache, which takes them in first."""
         config = self.decoder.config
         kv, repeat = (
             config.num_key_value_heads,
