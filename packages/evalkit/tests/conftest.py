@@ -13,7 +13,7 @@ from nanoswe_harbor.task import Task, load_tasks
 @pytest.fixture(scope="session")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "nano"
-    convert_nano(folder, {"train": 3, "heldout": 2}, 0, lambda _: None)
+    convert_nano(folder, {"train": 3, "heldout": 2})
     return folder
 
 
