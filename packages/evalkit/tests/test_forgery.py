@@ -1,6 +1,6 @@
 """Nobody is paid for nothing: each attack scores 0, each honest fix 1, under three test frameworks.
 
-A few run in the fast tier, all of them with `-m interop`, and some of those in Docker too.
+A few run in the fast tier, the others with `-m interop`; all of them in bwrap.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ FAST = {
     *("root-conftest", "shadow-unittest", "edits-the-test", "plants-the-new-test", "fork-bomb"),
     *("git-hooks-and-filters", "history", "kills-its-sandbox", "pyproject", "runner-script"),
 }
-IN_DOCKER = {"forged-markers", "reads-the-nonce", "kills-its-sandbox", "shadow-git", "fork-bomb"}
 PLUGIN = """import pytest
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
@@ -81,10 +80,10 @@ def _script(attack: Attack, framework: str) -> str:
     return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in values.items()) + run
 
 
-def _run(kind: str, task: Task, framework: str, attack: Attack, work: Path) -> Trial:
+def _run(task: Task, framework: str, attack: Attack, work: Path) -> Trial:
     limits = Limits(timeout_sec=15, memory_mb=512, processes=48, file_mb=32)
     mirror = task.path.parent.parent / "mirror"
-    sandboxes = SandboxFactory(kind, work, mirror, limits)
+    sandboxes = SandboxFactory("bwrap", work, mirror, limits)
     hurried = replace(task, verifier_timeout_sec=20.0, agent_timeout_sec=30.0)
     run = run_trial(
         hurried,
@@ -102,7 +101,7 @@ def _run(kind: str, task: Task, framework: str, attack: Attack, work: Path) -> T
 def test_an_attack_scores_nothing(
     forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
 ) -> None:
-    trial = _run("bwrap", forgery[framework], framework, attack, tmp_path / "work")
+    trial = _run(forgery[framework], framework, attack, tmp_path / "work")
     assert trial.reward == 0.0, (trial.outcome, trial.error, trial.report)
     named = attack.get("tamper", False)
     changes_verdict = named is True or (named and framework in named)
@@ -113,10 +112,10 @@ def test_an_attack_scores_nothing(
 def test_honest_work_is_paid(
     forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
 ) -> None:
-    trial = _run("bwrap", forgery[framework], framework, attack, tmp_path / "work")
+    trial = _run(forgery[framework], framework, attack, tmp_path / "work")
     assert trial.outcome is Outcome.RESOLVED, (trial.error, trial.report)
 
 
 def test_there_are_at_least_forty() -> None:
     names = [attack["name"] for attack in TABLE["attacks"]]
-    assert len(set(names)) == len(names) >= 40 and set(names) >= FAST | IN_DOCKER
+    assert len(set(names)) == len(names) >= 40 and set(names) >= FAST
