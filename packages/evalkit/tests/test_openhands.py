@@ -1,6 +1,7 @@
-"""The real OpenHands SDK, in its own Python, against a scripted chat service, in bwrap and Docker.
+"""The real OpenHands SDK, in its own Python, against a scripted chat service, in bwrap.
 
-What is sent is asserted on the wire. Needs `tools/setup openhands`, so all of it is interop.
+What is sent is asserted on the wire. It needs `tools/setup openhands`, so all of it is interop, by
+`nox --session agents`.
 """
 
 import asyncio
