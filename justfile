@@ -73,6 +73,11 @@ test:
 ci:
     @.ci/run
 
+# What CI has no time for yet: upstream Harbor, real clients, OpenHands and vLLM before the proxy
+[group('develop')]
+interop:
+    @nox --session "interop(evalkit)" agents "interop(harbor)" clients openhands vllm
+
 # Full counts and benchmarks, by hand
 [group('develop')]
 soak:

@@ -34,7 +34,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
     model_dir: Path, tmp_path: Path, compute: ThreadPoolExecutor
 ) -> None:
     """Real agent, proxy, sandbox and tests; only the choice of tokens is scripted."""
-    convert_nano(tmp_path, {"train": 3, "heldout": 1}, 0, lambda _: None)
+    convert_nano(tmp_path, {"train": 3, "heldout": 1})
     renderer = ChatMLRenderer(model_dir)
     want = {}
     for case in cases("train", 3, 0):

@@ -36,7 +36,7 @@ TIMES = {"time_sec", "step_sec", "tokens_per_sec", "trials_per_sec"}
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
-    convert_nano(folder, {"train": 4, "heldout": 2}, 0, lambda _: None)
+    convert_nano(folder, {"train": 4, "heldout": 2})
     path = folder / "toy.yaml"
     path.write_text(RECIPE.replace("TASKS", str(folder)))
     return path
