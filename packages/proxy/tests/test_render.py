@@ -228,7 +228,10 @@ def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
     assert [s.start for s in whole.spans] == edges[:-1] and edges[-1] == len(ids)
     if grammar == "plain" and not whole.calls:
         body = renderer.codec.decode(ids if truncated else ids[:-1])
-        assert whole.content == (body.rstrip("\ufffd") if truncated else body)
+        # cut in the middle of a character: its first bytes are held back, bytes of none are not
+        end = "\ufffd" if truncated else ""
+        assert whole.content.rstrip(end or None) == body.rstrip(end or None)
+        assert truncated or whole.content == body
 
 
 def test_spans_tell_the_parts(folders):
