@@ -73,8 +73,8 @@ class DockerSandbox(Sandbox):
         try:
             exec_id, stream = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            _, stream = await starting
-            await self._kill_all()
+            exec_id, stream = await starting
+            await self._kill(exec_id)
             _close(stream)
             raise
         sending = _call(lambda: _send(stream, command.stdin))
@@ -86,7 +86,7 @@ class DockerSandbox(Sandbox):
             ended.cancel()
             if not self._has_shell:
                 # Also ends what the command left running, and the stream that `pump` reads.
-                await asyncio.shield(self._kill_all())
+                await asyncio.shield(self._kill(exec_id))
             await pump
         timed_out = not done or (self._has_shell and ended.result() == 137)
         exit_code = base.TIMED_OUT if timed_out else ended.result()
@@ -124,6 +124,13 @@ class DockerSandbox(Sandbox):
                 return int(state["ExitCode"])
             await asyncio.sleep(pause_sec)
             pause_sec = min(2 * pause_sec, 0.2)
+
+    async def _kill(self, exec_id: str) -> None:
+        """Kill all until the command is gone: the daemon answers before its process has begun."""
+        ended = asyncio.ensure_future(self._ended(exec_id))
+        while not ended.done():
+            await self._kill_all()
+            await asyncio.wait((ended,), timeout=0.2)
 
     async def _kill_all(self) -> None:
         # Inside the container, `kill -1` reaches everything but its pid 1 and the killer itself.
