@@ -73,10 +73,10 @@ test:
 ci:
     @.ci/run
 
-# What CI has no time for yet: upstream Harbor, real clients, OpenHands and vLLM before the proxy
+# What CI does not run yet: forgeries, OpenHands, real clients, a vLLM server before the proxy
 [group('develop')]
 interop:
-    @nox --session "interop(evalkit)" agents "interop(harbor)" clients openhands vllm
+    @nox --session "interop(evalkit)" agents clients openhands vllm
 
 # Full counts and benchmarks, by hand
 [group('develop')]
