@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig
+from nanoswe_evalkit.foreign import judge
 from nanoswe_evalkit.grading import PatchError, Verdict, extract_patch, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
@@ -82,10 +83,13 @@ async def run_trial(
                 job = Job(task, sandbox, base_url, model, messages, facts)
                 with _clock(timings, "agent_sec"):
                     stop = await _run_agent(agent, job)
+                verdict = Verdict(Outcome.NO_PATCH, None)
                 with _clock(timings, "extract_sec"):
-                    patch = await extract_patch(task, sandbox)
-            verdict = Verdict(Outcome.NO_PATCH, None)
-            if patch or grade_empty:
+                    if task.base_commit:
+                        patch = await extract_patch(task, sandbox)
+                    else:  # a Harbor task of others
+                        verdict = await judge(task, sandbox, sandboxes.open)
+            if patch or (grade_empty and task.base_commit):
                 with _clock(timings, "grade_sec"):
                     verdict = await grade_patch(task, patch, lambda: sandboxes.open(task))
     except PatchError as failure:

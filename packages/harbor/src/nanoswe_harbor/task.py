@@ -31,7 +31,8 @@ class TaskError(HarborError):
 
 @dataclass(frozen=True)
 class Task:
-    """A Harbor folder, read. Paths inside the sandbox are absolute; `path` is on this machine."""
+    """A Harbor folder, read. Paths inside the sandbox are absolute; `path` is on this machine, as
+    is a `docker_image` that begins with a slash: a folder with the Dockerfile to build."""
 
     path: Path
     task_id: str
@@ -76,7 +77,7 @@ def load_task(path: Path | str) -> Task:
             task_id=path.resolve().name,
             name=str(config.get("task", {}).get("name", path.resolve().name)),
             instruction=instruction,
-            docker_image=str(environment.get("docker_image", metadata.get("image", ""))),
+            docker_image=str(environment.get("docker_image") or path.resolve() / "environment"),
             workdir=str(environment.get("workdir", "")),
             repo=str(metadata.get("repo", "")),
             base_commit=str(metadata["base_commit"]) if expected else "",

@@ -5,6 +5,7 @@ In: a job. Out: FINISHED. On every sound task the one scores 0 and the other 1. 
 """
 
 from nanoswe_evalkit.agents.base import Job
+from nanoswe_evalkit.foreign import solve
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 
 
@@ -17,6 +18,9 @@ class NopAgent:
 
 class OracleAgent(NopAgent):
     async def run(self, job: Job) -> Stop:
+        if not job.task.base_commit:
+            await solve(job.task, job.sandbox)
+            return Stop.FINISHED
         gold = (job.task.path / "solution" / "gold.patch").read_bytes()
         done = await job.sandbox.run(["git", "apply", "-"], stdin=gold)
         if done.exit_code:

@@ -64,7 +64,7 @@ class SandboxFactory:
             await asyncio.shield(sandbox.stop())
 
     async def _checkout(self, task: Task) -> Path | None:
-        if self.mirror is None:
+        if self.mirror is None or not task.base_commit:
             return None
         dest = self.work / "checkouts" / task.task_id
         lock = self._locks.setdefault(task.task_id, asyncio.Lock())

@@ -138,9 +138,12 @@ class DockerSandbox(Sandbox):
 
     def _create(self) -> None:
         limits, file_bytes = self.limits, self.limits.file_mb * base.MIB
+        image = self.task.docker_image
+        if image.startswith("/"):  # a folder with a Dockerfile
+            image = self._client.images.build(path=image, rm=True)[0].id
         try:
             self._container = self._client.containers.create(
-                self.task.docker_image, [], entrypoint=["sh", "-c", base.IDLE, base.IDLE],
+                image, [], entrypoint=["sh", "-c", base.IDLE, base.IDLE],
                 network_mode=self._network(), mem_limit=limits.memory_mb * base.MIB,
                 memswap_limit=limits.memory_mb * base.MIB, pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
@@ -148,7 +151,7 @@ class DockerSandbox(Sandbox):
                 "LANG": "C.UTF-8"}, labels={LABEL: self.task.task_id}
             )  # fmt: skip
         except ImageNotFound as error:
-            missing = f"no image {self.task.docker_image}; build it, or docker pull it"
+            missing = f"no image {image}; build it, or docker pull it"
             raise SandboxError(f"{missing} ({error.explanation})") from error
         self._container.start()
         if self._sidecar is not None:
