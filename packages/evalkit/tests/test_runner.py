@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError
-from nanoswe_evalkit.agents.oracle import NopAgent
+from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
+from nanoswe_evalkit.grading import SharedVerdicts
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
 from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial
+from nanoswe_evalkit.sandboxes.base import Sandbox, SandboxError
+from nanoswe_evalkit.trial import Trial, run_trial
 from nanoswe_harbor.task import Task
 
 
@@ -158,3 +163,39 @@ def test_ctrl_c_leaves_a_resumable_run_and_no_process(nano: Path, tmp_path: Path
     assert not (tmp_path / "runs" / "r" / "work").exists()
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in left
+
+
+class CountingFactory(SandboxFactory):
+    """Counts the sandboxes it opens; the ones to `fail` do not start."""
+
+    opened, fail = 0, frozenset[int]()
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        self.opened += 1
+        if self.opened in self.fail:
+            raise SandboxError("no room")
+        async with super().open(task) as sandbox:
+            yield sandbox
+
+
+def test_equal_patches_share_a_verdict(
+    sandboxes: SandboxFactory, nano: Path, tasks: list[Task]
+) -> None:
+    counting = CountingFactory("bwrap", sandboxes.work, nano / "mirror", sandboxes.limits)
+    pairs = [(task, agent) for task in tasks[:2] for agent in (OracleAgent(), NopAgent())] * 3
+
+    async def main() -> list[Trial]:
+        grade = SharedVerdicts().grade
+        run = partial(run_trial, sandboxes=counting, base_url="", model=ModelConfig("m"))
+        return [
+            await run(task, i, trial_id=f"t.{i}", agent=agent, grade=grade, grade_empty=True)
+            for i, (task, agent) in enumerate(pairs)
+        ]
+
+    counting.fail = frozenset({2})  # the first grading; its failure is nobody's verdict
+    trials = asyncio.run(main())
+    assert trials[0].outcome is Outcome.INFRA_ERROR
+    rewards = [float(isinstance(agent, OracleAgent)) for _, agent in pairs]
+    assert [trial.reward for trial in trials[1:]] == rewards[1:]
+    assert counting.opened == len(pairs) + 1 + 4  # agents, the failure, one grading a patch

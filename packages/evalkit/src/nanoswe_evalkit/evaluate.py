@@ -23,7 +23,7 @@ from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.agents.openhands import OpenHandsAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
-from nanoswe_evalkit.grading import grade_patch
+from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
 from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
 from nanoswe_evalkit.recipe import AgentSection, Recipe, dump_recipe, load_recipe
@@ -60,7 +60,8 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
                 tasks, recipe.eval.attempts, agent=agent, sandboxes=sandboxes,
                 model=recipe.model.config(recipe.seed, api_key),
                 concurrency=recipe.eval.concurrency, base_url=recipe.model.base_url,
-                on_trial=advance, path=folder / "trials.jsonl"
+                on_trial=advance, path=folder / "trials.jsonl",
+                grade=SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
             )  # fmt: skip
             summary = summarize(trials, recipe.eval.k, recipe.seed)
             tracker.log({name: e["value"] for name, e in summary["scores"].items()})

@@ -6,10 +6,12 @@ and once with it: two verdicts that differ are TAMPER. The log is parsed on the 
 Refuses (PatchError) a work tree that no longer yields a diff.
 """
 
+import asyncio
 import json
 import secrets
 import tarfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -86,6 +88,27 @@ async def grade_patch(task: Task, patch: str, pristine: Callable[[], Opened]) ->
     if Outcome.GRADER_ERROR in outcomes:
         return Verdict(Outcome.GRADER_ERROR, report)
     return Verdict(verdict.outcome if len(set(outcomes)) == 1 else Outcome.TAMPER, report)
+
+
+Grade = Callable[[Task, str, Callable[[], Opened]], Awaitable[Verdict]]
+
+
+class SharedVerdicts:
+    """Grades equal patches of one task once, for as long as it lives; trials of one model repeat
+    each other. A failure of the grader is never shared.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Path, str], Verdict] = {}
+        self._locks: defaultdict[tuple[Path, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def grade(self, task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:
+        key = task.path, patch
+        async with self._locks[key]:
+            verdict = self._known.get(key) or await grade_patch(task, patch, pristine)
+            if verdict.outcome is not Outcome.GRADER_ERROR:
+                self._known[key] = verdict
+        return verdict
 
 
 async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:

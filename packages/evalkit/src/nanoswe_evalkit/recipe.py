@@ -79,6 +79,8 @@ class EvalSection(Section):
     attempts: int = Field(default=1, ge=1)
     k: tuple[int, ...] = (1,)
     concurrency: int = Field(default=4, ge=1, le=256)
+    share_verdicts: bool = False
+    """Equal patches of one task are graded once; not for tests that may be flaky."""
     tracker: Literal["jsonl", "wandb"] = "jsonl"
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
+from nanoswe_evalkit.grading import Grade, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.trial import Trial, from_line, run_trial, to_line
@@ -34,7 +35,7 @@ async def run_trials(
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
     trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
     on_trial: Callable[[Trial], None] | None = None, path: Path | None = None,
-    grade_empty: bool = False
+    grade_empty: bool = False, grade: Grade = grade_patch
 ) -> list[Trial]:  # fmt: skip
     """Every attempt at every task, `concurrency` at a time, less those that `path` holds already.
 
@@ -44,7 +45,8 @@ async def run_trials(
     gate = asyncio.Semaphore(concurrency)
     done: dict[str, Trial] = {}
 
-    run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model, grade_empty=grade_empty)
+    run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model)
+    run = partial(run, grade_empty=grade_empty, grade=grade)
 
     async def one(task: Task, attempt: int, file: IO[str] | None) -> None:
         name = trial_id(task, attempt)

@@ -11,12 +11,12 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig
 from nanoswe_evalkit.foreign import judge
-from nanoswe_evalkit.grading import PatchError, Verdict, extract_patch, grade_patch
+from nanoswe_evalkit.grading import Grade, PatchError, Verdict, extract_patch, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_harbor.task import Task
@@ -47,7 +47,7 @@ class Trial:
 
 def to_line(trial: Trial) -> str:
     """One JSON line, ASCII, so that a patch that is not UTF-8 survives."""
-    return json.dumps(asdict(trial)) + "\n"
+    return json.dumps(vars(trial)) + "\n"
 
 
 def from_line(line: str) -> Trial:
@@ -68,7 +68,8 @@ def seed_of(seed: int, trial_id: str) -> int:
 
 async def run_trial(
     task: Task, attempt: int, *, trial_id: str, agent: Agent, sandboxes: SandboxFactory,
-    base_url: str, model: ModelConfig, try_: int = 0, grade_empty: bool = False
+    base_url: str, model: ModelConfig, try_: int = 0, grade_empty: bool = False,
+    grade: Grade = grade_patch
 ) -> Trial:  # fmt: skip
     """Run the agent, extract its patch, grade it (an empty one only with `grade_empty`)."""
     stop: Stop | None = None
@@ -91,7 +92,7 @@ async def run_trial(
                         verdict = await judge(task, sandbox, sandboxes.open)
             if patch or (grade_empty and task.base_commit):
                 with _clock(timings, "grade_sec"):
-                    verdict = await grade_patch(task, patch, lambda: sandboxes.open(task))
+                    verdict = await grade(task, patch, lambda: sandboxes.open(task))
     except PatchError as failure:
         verdict, error = Verdict(Outcome.PATCH_REJECTED, None), str(failure)
     except Exception as failure:

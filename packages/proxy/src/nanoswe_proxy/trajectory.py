@@ -7,8 +7,8 @@ and an unknown schema number.
 
 import json
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -123,10 +123,14 @@ class Trajectory:
 
     def to_json(self) -> str:
         """One JSONL line. NaN is written as null."""
-        record = asdict(self)
-        for row in record["samples"]:
-            row["logprobs"] = [x if math.isfinite(x) else None for x in row["logprobs"]]
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+        # `vars`, not `asdict`: that copies every token by itself
+        samples = [vars(sample) | {"logprobs": _nulls(sample.logprobs)} for sample in self.samples]
+        record = vars(self) | {"samples": samples}
+        return json.dumps(record, default=vars, ensure_ascii=False, allow_nan=False)
+
+
+def _nulls(values: Sequence[float]) -> list[float | None]:
+    return [x if math.isfinite(x) else None for x in values]
 
 
 def from_json(line: str) -> Trajectory:

@@ -7,19 +7,18 @@ the last try's trajectory counts.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from nanoswe_evalkit.agents.nano import NanoAgent
+from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.runner import run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial
+from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.base import Engine
@@ -37,6 +36,7 @@ class Rollouts:
                  compute: ThreadPoolExecutor):  # fmt: skip
         self.recipe, self._proxy = recipe, proxy
         self._sandboxes, self._agent, self._compute = sandboxes, agent, compute
+        self._grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
 
     async def run(
         self, tasks: Sequence[Task], attempts: int, prefix: str, *, temperature: float,
@@ -74,7 +74,7 @@ class Rollouts:
             concurrency=self.recipe.eval.concurrency,
             open_session=open_session, close_session=close_session,
             trial_id=lambda task, attempt: f"{prefix}.{task.task_id}.{attempt}",
-            on_trial=on_trial, path=path,
+            on_trial=on_trial, path=path, grade=self._grade,
         )  # fmt: skip
         return trials, sealed
 
@@ -100,7 +100,7 @@ def append_records(
 ) -> None:
     """Write a finished step's records in (task, attempt) order."""
     with (run_dir / "trials.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(trial)) + "\n" for trial in trials)
+        file.writelines(map(to_line, trials))
     with (run_dir / "trajectories.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(
             trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories

@@ -165,9 +165,11 @@ class BwrapSandbox(Sandbox):
         """Too much in all ends everything but a terminal's bash, and the loop which starts that."""
         while True:
             await asyncio.sleep(WATCH_SEC)
+            if not self._inside:
+                continue  # nothing runs but what waits
             pids = [pid for top, spare in self._inside.items() for pid in _tree(top)[spare:]]
             pids += _tree(self._init)[2:]
-            if self._inside and _rss_bytes(pids) > self.limits.memory_mb * base.MIB:
+            if _rss_bytes(pids) > self.limits.memory_mb * base.MIB:
                 self._over_memory = True
                 _kill(pids)
 
@@ -214,9 +216,10 @@ def _tree(pid: int) -> list[int]:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with suppress(OSError):
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += map(int, path.read_text().split())
+    with suppress(OSError), os.scandir(f"/proc/{pid}/task") as threads:
+        for thread in threads:  # not a Path for each: the memory watch asks often
+            with Path(thread.path, "children").open("rb") as file:
+                found += map(int, file.read().split())
     return found
 
 
