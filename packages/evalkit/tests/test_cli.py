@@ -36,9 +36,12 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["outcomes"] == {"resolved": 4} and summary["no_reward"] == 0
-    assert summary["scores"]["pass@2"] == {"value": 1.0, "low": 1.0, "high": 1.0, "tasks": 2}
+    at_2 = summary["scores"]["pass@2"]
+    assert at_2["value"] == at_2["high"] == 1.0 and at_2["tasks"] == 2
+    assert 0.3 < at_2["low"] < 0.4  # two tasks are not many
+    assert "differences of" in done.stderr
     nop = _evalkit(tmp_path, "run", "gold", "agent.kind=nop", "name=nop")
-    assert nop.returncode == 0 and "avg@1    0.000" in nop.stdout
+    assert nop.returncode == 0 and "avg@1                0.000" in nop.stdout
     assert json.loads((tmp_path / "runs/gold/metrics.jsonl").read_text())["avg@2"] == 1.0
     compared = _evalkit(tmp_path, "compare", "runs/nop", "runs/gold", "--json")
     assert json.loads(compared.stdout)["value"] == 1.0

@@ -141,7 +141,8 @@ def test_chosen_trials_pair_before_and_after(tmp_path: Path) -> None:
     shown = facts["shown"]
     assert len(shown) == MAX_TRIALS
     pairs = [
-        {(t["task"], t["attempt"]) for t in shown if t["phase"] == p} for p in ("e00000", "e00030")
+        {(t["task_id"], t["attempt"]) for t in shown if t["phase"] == p}
+        for p in ("e00000", "e00030")
     ]
     assert pairs[0] == pairs[1] and len(pairs[0]) >= 30
     row = shown[0]["rows"][0]

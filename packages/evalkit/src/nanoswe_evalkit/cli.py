@@ -120,11 +120,15 @@ def _print(result: dict[str, Any], lines: Sequence[str], as_json: bool) -> None:
 
 
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
-    scores = summary["scores"].items()
-    lines = [f"{name:8} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]" for name, e in scores]
+    scores, rate = summary["scores"].items(), summary["infra_rate"]
+    lines = [f"{name:20} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]" for name, e in scores]
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
     lines.append(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
-    return [*lines, f"{summary['no_reward']} trials without a reward (our machinery failed)"]
+    lines.append(
+        f"{summary['no_reward']} trials without a reward ({rate:.1%}: our machinery failed)"
+    )
+    above = "no headline: more than 1 % of the trials have no reward; run again to repeat those"
+    return [*lines, f"headline: {summary['headline']}" if summary["headline"] else above]
 
 
 def main() -> None:

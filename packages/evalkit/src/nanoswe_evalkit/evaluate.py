@@ -25,7 +25,14 @@ from nanoswe_evalkit.agents.openhands import OpenHandsAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
-from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
+from nanoswe_evalkit.passk import (
+    Estimate,
+    avg_at_k,
+    by_repository,
+    counts_of,
+    detectable_difference,
+    pass_estimate,
+)
 from nanoswe_evalkit.recipe import AgentSection, Recipe, dump_recipe, load_recipe
 from nanoswe_evalkit.runner import read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory, pick
@@ -33,6 +40,8 @@ from nanoswe_evalkit.sandboxes.base import Limits
 from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_harbor.task import Task, load_tasks
+
+MAX_INFRA_RATE = 0.01
 
 
 async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str) -> dict[str, Any]:
@@ -47,6 +56,8 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     _claim(folder, recipe)
     sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
     total, wandb = len(tasks) * recipe.eval.attempts, recipe.eval.tracker == "wandb"
+    least = detectable_difference(len(tasks), recipe.eval.attempts)
+    console.print(f"{total} trials: two such runs tell differences of {least:.1%} or more apart")
     config = recipe.model_dump(mode="json")
     agent = make_agent(recipe.agent)
     try:
@@ -72,18 +83,27 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
 
 
 def summarize(trials: Sequence[Trial], ks: Sequence[int], seed: int) -> dict[str, Any]:
-    """avg@k, pass@k with intervals, and what they leave out."""
-    counts = counts_of(trials)
-    attempts = max((trial.attempt for trial in trials), default=0) + 1
-    scores = {}
+    """Scores with intervals, and what they leave out; too much of that, and there is no headline.
+
+    `strict` counts trials without a reward as not resolved; all else leaves them out.
+    """
+    counts, missing = counts_of(trials), sum(trial.reward is None for trial in trials)
+    scores: dict[str, Estimate | None] = {}
     if counts:
-        scores[f"avg@{attempts}"] = asdict(avg_at_k(counts, seed))
-        most = max(n for n, _ in counts.values())
-        scores |= {f"pass@{k}": asdict(pass_estimate(counts, k, seed)) for k in ks if k <= most}
+        attempts, most = max(t.attempt for t in trials) + 1, max(n for n, _ in counts.values())
+        scores[f"avg@{attempts}"] = valid = avg_at_k(counts)
+        scores |= {f"pass@{k}": pass_estimate(counts, k) for k in ks if k <= most}
+        scores[f"avg@{attempts} strict"] = avg_at_k(counts_of(trials, strict=True))
+        scores[f"avg@{attempts} by repository"] = by_repository(counts, seed)
+    rate = missing / max(len(trials), 1)
+    good = bool(counts) and rate <= MAX_INFRA_RATE
     return {
-        "scores": scores, "tasks": len({trial.task_id for trial in trials}), "trials": len(trials),
+        "headline": f"{valid.value:.1%} [{valid.low:.1%}, {valid.high:.1%}]" if good else None,
+        "scores": {name: asdict(score) for name, score in scores.items() if score},
+        "tasks": len({trial.task_id for trial in trials}), "trials": len(trials),
         "outcomes": dict(Counter(str(trial.outcome) for trial in trials).most_common()),
-        "no_reward": sum(trial.reward is None for trial in trials)
+        "no_reward": missing, "infra_rate": rate,
+        "task_counts": counts
     }  # fmt: skip
 
 

@@ -1,21 +1,26 @@
 """Counting honestly: avg@k, unbiased pass@k, and 95 % intervals.
 
-In: per task, how many of its n graded trials resolved (c); trials without a reward are left out,
-and counted by the caller. Out: estimates with two-level bootstrap intervals (tasks, then attempts),
-which repeat for a seed. Refuses (ValueError) no task at all, and a k that no task has attempts for.
+In: per task, how many of its n graded trials resolved (c); trials without a reward are left out
+unless `strict`. Out: estimates, Wilson's interval around each; around a difference, and where
+repositories are what is drawn, a bootstrap, which repeats for a seed. Nothing draws attempts anew:
+by simulation that covers too much for avg@k, and far too little for pass@k, which it biases.
+Refuses (ValueError) no task at all, and a k that no task has attempts for.
 """
 
 import random
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from math import comb
+from math import comb, sqrt
+from statistics import NormalDist, fmean
 
 from nanoswe_evalkit.trial import Trial
 
 Counts = Mapping[str, tuple[int, int]]
 RESAMPLES = 2000
+Z = NormalDist().inv_cdf(0.975)
+POWER_Z = NormalDist().inv_cdf(0.8)
+# Mean variance of one attempt at a task, where the tasks' difficulty is Beta(0.35, 0.35).
+ATTEMPT_VARIANCE = 0.35**2 / (0.7 * 1.7)
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,13 @@ class Estimate:
     tasks: int
 
 
-def counts_of(trials: Sequence[Trial]) -> dict[str, tuple[int, int]]:
-    """Task id → (graded, resolved). A task with no graded trial is not in it."""
+def counts_of(trials: Sequence[Trial], strict: bool = False) -> dict[str, tuple[int, int]]:
+    """Task id → (graded, resolved); `strict` counts a trial without a reward as not resolved."""
     counts: dict[str, tuple[int, int]] = {}
     for trial in trials:
-        if trial.reward is not None:
+        if trial.reward is not None or strict:
             n, c = counts.get(trial.task_id, (0, 0))
-            counts[trial.task_id] = (n + 1, c + int(trial.reward))
+            counts[trial.task_id] = (n + 1, c + int(trial.reward or 0))
     return counts
 
 
@@ -48,23 +53,32 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - comb(n - c, k) / comb(n, k)
 
 
-def avg_at_k(counts: Counts, seed: int = 0) -> Estimate:
+def avg_at_k(counts: Counts) -> Estimate:
     """Mean over tasks of the resolved share (which is pass@1)."""
-    return pass_estimate(counts, 1, seed)
+    return pass_estimate(counts, 1)
 
 
-def pass_estimate(counts: Counts, k: int, seed: int = 0) -> Estimate:
+def pass_estimate(counts: Counts, k: int) -> Estimate:
     """pass@k over the tasks with at least k graded attempts."""
-    rows = [row for _, row in sorted(counts.items()) if row[0] >= k]
-    if not rows:
+    values = [pass_at_k(n, c, k) for n, c in counts.values() if n >= k]
+    if not values:
         raise ValueError(f"no task has {k} graded attempts")
-    value = sum(pass_at_k(n, c, k) for n, c in rows) / len(rows)
-    tables = [_table(n, c, k) for n, c in rows]
-    rng = random.Random(seed)
-    means = [
-        sum(_draw(rng, rng.choice(tables)) for _ in rows) / len(rows) for _ in range(RESAMPLES)
-    ]
-    return Estimate(value, *_interval(means), len(rows))
+    value = fmean(values)
+    # As many yes-or-no tasks as would vary like these; where all are alike, themselves.
+    spread = fmean((v - value) ** 2 for v in values)
+    alike = len(values) * (value * (1 - value) / spread if spread > 1e-12 else 1)
+    return Estimate(value, *wilson(value, alike), len(values))
+
+
+def by_repository(counts: Counts, seed: int = 0) -> Estimate | None:
+    """avg@k, its interval of whole repositories (`owner__name-1`); None with fewer than two."""
+    groups: dict[str, list[float]] = {}
+    for task, (n, c) in sorted(counts.items()):
+        groups.setdefault(task.rpartition("-")[0], []).append(c / n)
+    if len(groups) < 2:
+        return None
+    value = fmean(c / n for n, c in counts.values())
+    return Estimate(value, *_bootstrap(list(groups.values()), seed), len(counts))
 
 
 def paired_difference(a: Counts, b: Counts, seed: int = 0) -> Estimate:
@@ -72,31 +86,29 @@ def paired_difference(a: Counts, b: Counts, seed: int = 0) -> Estimate:
     shared = sorted(a.keys() & b.keys())
     if not shared:
         raise ValueError("the two runs share no graded task")
-    value = sum(pass_at_k(*b[t], 1) - pass_at_k(*a[t], 1) for t in shared) / len(shared)
-    tables = [(_table(*a[t], 1), _table(*b[t], 1)) for t in shared]
-    rng = random.Random(seed)
+    gains = [[pass_at_k(*b[t], 1) - pass_at_k(*a[t], 1)] for t in shared]
+    return Estimate(fmean(gain for (gain,) in gains), *_bootstrap(gains, seed), len(gains))
+
+
+def detectable_difference(tasks: int, attempts: int) -> float:
+    """The smallest difference in avg@k between two runs that 80 % of such pairs would show."""
+    return (Z + POWER_Z) * sqrt(2 * ATTEMPT_VARIANCE / (tasks * attempts))
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Wilson's score interval of a share of n (1927)."""
+    center, spread = share + Z**2 / (2 * n), Z * sqrt(share * (1 - share) / n + (Z / n) ** 2 / 4)
+    scale = 1 + Z**2 / n
+    return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
+
+
+def _bootstrap(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:
+    """The 95 % interval of the mean of all values, groups drawn whole with replacement."""
+    rng, sums = random.Random(seed), [(sum(group), len(group)) for group in groups]
     means = []
     for _ in range(RESAMPLES):
-        pairs = [rng.choice(tables) for _ in shared]
-        means.append(sum(_draw(rng, y) - _draw(rng, x) for x, y in pairs) / len(shared))
-    return Estimate(value, *_interval(means), len(shared))
-
-
-_Table = tuple[list[float], list[float]]
-
-
-def _table(n: int, c: int, k: int) -> _Table:
-    """(cumulative chances, pass@k) of each resolved count that n redrawn attempts may show."""
-    p = c / n
-    chances = [comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(n + 1)]
-    return list(accumulate(chances)), [pass_at_k(n, i, k) for i in range(n + 1)]
-
-
-def _draw(rng: random.Random, table: _Table) -> float:
-    cumulative, values = table
-    return values[min(bisect(cumulative, rng.random()), len(values) - 1)]
-
-
-def _interval(means: list[float]) -> tuple[float, float]:
+        totals, sizes = zip(*rng.choices(sums, k=len(sums)), strict=True)
+        means.append(sum(totals) / sum(sizes))
     means.sort()
-    return means[int(0.025 * len(means))], means[int(0.975 * len(means)) - 1]
+    edge = int(0.025 * RESAMPLES)
+    return means[edge], means[-1 - edge]

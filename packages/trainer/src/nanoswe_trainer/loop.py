@@ -165,7 +165,7 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
             run.heldout, attempts, f"{letter}{step:05}", temperature=temperature, on_trial=on_trial,
             path=recorded, trajectories_path=run.folder / "trajectories.jsonl",
         )  # fmt: skip
-        numbers = eval_metrics(trials, attempts, recipe.seed)
+        numbers = eval_metrics(trials, attempts)
         numbers["trials_per_sec"] = len(trials) / (time.monotonic() - began)
         run.tracker.log(
             {"stage": "eval", "name": name, "greedy": kind == "greedy", **numbers}, step
@@ -228,7 +228,7 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
             (folder / "export" / name).write_bytes((run.model_dir / name).read_bytes())
     attempts = {"sampled": recipe.eval.attempts, "greedy": 1}
     return Summary(
-        before={k: eval_metrics(before[k], n, recipe.seed) for k, n in attempts.items()},
-        after={k: eval_metrics(after[k], n, recipe.seed) for k, n in attempts.items()},
+        before={k: eval_metrics(before[k], n) for k, n in attempts.items()},
+        after={k: eval_metrics(after[k], n) for k, n in attempts.items()},
         gains={k: gain(before[k], after[k], recipe.seed) for k in attempts if recipe.train.steps},
     )

@@ -32,11 +32,11 @@ def rollout_metrics(trials: Sequence[Trial], batch: GroupBatch) -> dict[str, flo
     return numbers
 
 
-def eval_metrics(trials: Sequence[Trial], attempts: int, seed: int) -> dict[str, Any]:
+def eval_metrics(trials: Sequence[Trial], attempts: int) -> dict[str, Any]:
     """avg@k and pass@k with 95 % intervals, k = the attempts at each task."""
     counts = counts_of(trials)
-    average = avg_at_k(counts, seed)
-    full = pass_estimate(counts, attempts, seed)
+    average = avg_at_k(counts)
+    full = pass_estimate(counts, attempts)
     return {
         "avg_at_k": average.value, "avg_low": average.low, "avg_high": average.high,
         "pass_at_k": full.value, "pass_low": full.low, "pass_high": full.high,

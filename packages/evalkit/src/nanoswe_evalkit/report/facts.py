@@ -11,12 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
 
 from nanoswe_evalkit.outcome import EvalkitError
-from nanoswe_evalkit.passk import counts_of, paired_difference, pass_estimate
+from nanoswe_evalkit.passk import by_repository, counts_of, paired_difference, pass_estimate
 from nanoswe_evalkit.report.records import read_jsonl
 from nanoswe_evalkit.report.transcripts import transcripts
 from nanoswe_evalkit.runner import read_trials
@@ -33,10 +34,9 @@ Phases = dict[str, list[Trial]]
 
 def gather(folder: Path) -> dict[str, Any]:
     """Everything that the page needs."""
-    path = folder / "trials.jsonl"
+    path, recipe_path = folder / "trials.jsonl", folder / "recipe.yaml"
     if not path.is_file():
         raise EvalkitError(f"{folder}: holds no trials.jsonl; name the folder of a run")
-    recipe_path = folder / "recipe.yaml"
     text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = yaml.safe_load(text) or {}
     trials = read_trials(path)
@@ -45,22 +45,15 @@ def gather(folder: Path) -> dict[str, Any]:
     shown, vocabulary = transcripts(folder, phases)
     times = [m["time_sec"] for m in metrics if "time_sec" in m]
     return {
-        "name": str(recipe.get("name") or folder.resolve().name),
-        "recipe": text,
-        "trials": len(trials),
-        "noReward": sum(t.reward is None for t in trials),
+        "name": str(recipe.get("name") or folder.resolve().name), "recipe": text,
+        "trials": len(trials), "noReward": sum(t.reward is None for t in trials),
         "wallSec": max(times) - min(times) if times else 0,
         "scores": _scores(phases, int(recipe.get("seed") or 0)),
         "series": {stage: _series(metrics, stage) for stage in ("sft", "rl")},
         "evals": [_finite(m) for m in metrics if m.get("stage") == "eval"],
-        "phases": [
-            {"id": p, "label": labels[p], "trials": len(rows), **_counts(rows)}
-            for p, rows in phases.items()
-        ],
-        "tasks": _tasks(phases),
-        "shown": shown,
-        "vocabulary": vocabulary,
-    }
+        "phases": [{"id": p, "label": labels[p], **_counts(phases[p])} for p in phases],
+        "tasks": _tasks(phases), "shown": shown, "vocabulary": vocabulary,
+    }  # fmt: skip
 
 
 def _phases(trials: Sequence[Trial], sft: bool) -> tuple[Phases, dict[str, str]]:
@@ -73,37 +66,43 @@ def _phases(trials: Sequence[Trial], sft: bool) -> tuple[Phases, dict[str, str]]
     steps = sorted({name[1:] for name in phases if name not in ("eval", "train")})
     labels = {"eval": "evaluation", "train": "training"}
     for step in steps:
-        label = f"step {int(step)}"
+        label = "after RL" if step == steps[-1] else f"step {int(step)}"
         if step == steps[0]:
             label = "after SFT" if sft else "before RL"
-        elif step == steps[-1]:
-            label = "after RL"
         labels |= {f"e{step}": label, f"g{step}": f"{label}, greedy"}
-    order = [name for name in ("eval", *sorted(phases.keys() - {"eval", "train"}), "train")]
-    return {name: phases[name] for name in order if name in phases}, labels
+    order = sorted(phases, key=lambda name: (name == "train", name != "eval", name))
+    return {name: phases[name] for name in order}, labels
 
 
 def _scores(phases: Phases, seed: int) -> list[dict[str, Any]]:
-    """One card each: avg@k, pass@k and greedy accuracy, first and last evaluation, and the gain."""
+    """A card for each of avg@k, pass@k and greedy accuracy: first and last evaluation, and gain.
+
+    Of a single evaluation also avg@k strictly counted, and with the interval of repositories.
+    """
     cards = []
-    families = ((r"eval|e\d+", "avg@{k}"), (r"g\d+", "greedy accuracy"))
-    for family, words in families:
-        names = sorted(p for p in phases if re.fullmatch(family, p))
-        counts = [counts_of(phases[p]) for p in names]
-        counts = [c for c in counts if c]
+
+    def card(label: str, values: Sequence[Any], gain: Any = None) -> None:
+        gains = vars(gain) if gain else None
+        cards.append({"label": label, "values": [vars(value) for value in values], "gain": gains})
+
+    for family, words in ((r"eval|e\d+", "avg@{k}"), (r"g\d+", "greedy accuracy")):
+        names = [name for name in phases if re.fullmatch(family, name)]
+        counts = [counted for name in names if (counted := counts_of(phases[name]))]
         if not counts:
             continue
-        first, last = counts[0], counts[-1]
-        k = min(max(n for n, _ in c.values()) for c in (first, last))
-        gain = None
-        if len(counts) > 1 and first.keys() & last.keys():
-            gain = vars(paired_difference(first, last, seed))
-        both = [first, last] if len(counts) > 1 else [first]
-        estimates = [vars(pass_estimate(c, 1, seed)) for c in both]
-        cards.append({"label": words.format(k=k), "values": estimates, "gain": gain})
+        ends = [counts[0], counts[-1]][: len(counts)]
+        k, label = min(max(n for n, _ in c.values()) for c in ends), words
+        paired = len(ends) == 2 and ends[0].keys() & ends[1].keys()
+        gain = paired_difference(ends[0], ends[-1], seed) if paired else None
+        card(label.format(k=k), [pass_estimate(c, 1) for c in ends], gain)
         if k > 1:
-            tops = [vars(pass_estimate(c, k, seed)) for c in both]
-            cards.append({"label": f"pass@{k}", "values": tops, "gain": None})
+            card(f"pass@{k}", [pass_estimate(c, k) for c in ends])
+        if names == ["eval"]:
+            strict = counts_of(phases["eval"], strict=True)
+            if strict != counts[0]:
+                card(f"avg@{k}, no reward as failed", [pass_estimate(strict, 1)])
+            if clustered := by_repository(counts[0], seed):
+                card(f"avg@{k}, by repository", [clustered])
     return cards
 
 
@@ -123,26 +122,27 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:  # JSON has no NaN, no in
 
 
 def _counts(trials: Sequence[Trial]) -> dict[str, Any]:
+    """How trials ended, and the mean of each of their clocks."""
+    clocks = sorted({name for trial in trials for name in trial.timings})
     return {
-        "noReward": sum(t.reward is None for t in trials),
+        "trials": len(trials), "noReward": sum(t.reward is None for t in trials),
         "outcomes": dict(Counter(str(t.outcome) for t in trials).most_common()),
         "stops": dict(Counter(str(t.stop or "none") for t in trials).most_common()),
-    }
+        "seconds": {name: fmean(t.timings.get(name, 0) for t in trials) for name in clocks},
+    }  # fmt: skip
 
 
 def _tasks(phases: Phases) -> list[dict[str, Any]]:
     """Per task: its issue, its bug kind where we know it, and [graded, solved] in each phase."""
     tasks: dict[str, dict[str, Any]] = {}
     for phase, trials in phases.items():
-        for trial in trials:
-            if trial.task_id not in tasks:
-                issue = _issue(trial)
-                kind = next((k for k, phrase in KINDS.items() if phrase.search(issue)), "")
-                tasks[trial.task_id] = {
-                    "id": trial.task_id, "kind": kind, "issue": issue[:400], "counts": {},
-                }  # fmt: skip
-        for task, (graded, solved) in counts_of(trials).items():
-            tasks[task]["counts"][phase] = [graded, solved]
+        for trial in {trial.task_id: trial for trial in reversed(trials)}.values():
+            issue = _issue(trial)
+            kind = next((k for k, phrase in KINDS.items() if phrase.search(issue)), "")
+            facts = {"id": trial.task_id, "kind": kind, "issue": issue[:400]}
+            tasks.setdefault(trial.task_id, {**facts, "counts": {}})
+        for task, count in counts_of(trials).items():
+            tasks[task]["counts"][phase] = count
     return sorted(tasks.values(), key=lambda task: task["id"])
 
 

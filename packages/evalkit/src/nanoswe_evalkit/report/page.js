@@ -90,10 +90,31 @@ function drawOutcomes() {
   for (const phase of facts.phases) {
     const pieces = OUTCOMES.filter((o) => phase.outcomes[o]).map((o) => h("span", { style: `flex:${phase.outcomes[o]};background:${color(o)}`, title: `${o}: ${phase.outcomes[o]}` }, String(phase.outcomes[o])));
     const stops = Object.entries(phase.stops).map(([stop, n]) => `${n} ${stop}`).join(", ");
+    const clocks = Object.entries(phase.seconds).map(([name, sec]) => `${name.replace("_sec", "")} ${sec.toFixed(2)}`).join(", ");
     bars.append(h("span", {}, phase.label), h("div", { class: "bar" }, pieces), h("span", { class: "note", style: "margin:0" }, stops));
+    if (clocks) bars.append(h("span", {}), h("span", { class: "note", style: "margin:0" }, `mean seconds of a trial: ${clocks}`), h("span", {}));
   }
   const seen = OUTCOMES.filter((o) => facts.phases.some((p) => p.outcomes[o]));
   byId("outcomes").append(h("div", { class: "panel" }, bars, h("div", { class: "legend" }, seen.map((o) => swatch(o, o.replaceAll("_", " "))))));
+}
+
+function drawRepositories() {
+  const repos = {};
+  for (const { id, counts } of facts.tasks) {
+    const own = (repos[id.replace(/-[^-]*$/, "")] ??= { tasks: 0, counts: {} });
+    own.tasks += 1;
+    for (const [phase, [n, c]] of Object.entries(counts)) {
+      const sum = (own.counts[phase] ??= [0, 0]);
+      sum[0] += n;
+      sum[1] += c;
+    }
+  }
+  const names = Object.keys(repos).sort((a, b) => repos[b].tasks - repos[a].tasks);
+  if (names.length < 2) return drop("repositories");
+  const share = (count) => (count ? h("td", { class: "share" }, h("i", { style: `--p:${(100 * count[1]) / count[0]}%` }), `${count[1]} of ${count[0]}`) : h("td", {}, ""));
+  const row = (name) => h("tr", {}, h("td", {}, name), h("td", {}, String(repos[name].tasks)), facts.phases.map((p) => share(repos[name].counts[p.id])));
+  const head = ["repository", "tasks", ...facts.phases.map((p) => p.label)].map((text) => h("th", {}, text));
+  byId("repositories").append(h("div", { class: "panel scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head)), h("tbody", {}, names.map(row)))));
 }
 
 function drawTasks(open) {
@@ -127,6 +148,7 @@ drawCurves();
 if (!facts.series.rl.reward_mean && !byId("rl")?.children.length) byId("reward")?.closest("section").remove();
 drawKinds();
 drawOutcomes();
+drawRepositories();
 drawTasks(drawViewer());
 byId("recipe").textContent = facts.recipe;
 document.querySelector("main").append(h("footer", {}, `One file, no network. Transcripts of ${facts.shown.length} of ${facts.trials} trials are in it; counts are of all.`));

@@ -65,7 +65,7 @@ function drawViewer() {
   const order = facts.phases.map((p) => p.id);
   const phase = choice("phases", facts.phases.map((p) => [p.id, p.label]), refill);
   const outcome = choice("outcomes", OUTCOMES.filter((o) => facts.shown.some((t) => t.outcome === o)).map((o) => [o, o]), refill);
-  const task = choice("tasks", [...new Set(facts.shown.map((t) => t.task))].sort().map((t) => [t, t]), refill);
+  const task = choice("tasks", [...new Set(facts.shown.map((t) => t.task_id))].sort().map((t) => [t, t]), refill);
   const list = h("div", { class: "panel list" }), pane = h("div", { class: "panel" });
   const back = h("button", { onclick: () => turn(-1) }, "←"), next = h("button", { onclick: () => turn(1) }, "→");
   const all = h("button", { onclick: () => { state.all = !state.all; show(); } }, "all turns");
@@ -73,9 +73,9 @@ function drawViewer() {
   const where = h("span", { class: "note", style: "margin:0" });
 
   function refill() {
-    state.matching = facts.shown.filter((t) => (!phase.value || t.phase === phase.value) && (!outcome.value || t.outcome === outcome.value) && (!task.value || t.task === task.value));
-    state.matching.sort((a, b) => a.task.localeCompare(b.task) || order.indexOf(a.phase) - order.indexOf(b.phase) || a.id.localeCompare(b.id));
-    list.replaceChildren(...state.matching.map((t) => h("button", { onclick: () => pick(t), title: t.id }, h("span", { class: "dot", style: `background:${color(t.outcome)}` }), t.task.replace(/^nano__/, ""), h("small", {}, `${labels[t.phase]}${t.phase === "train" ? ` ${t.id.slice(1, 6).replace(/^0+(?=.)/, "")}` : ""} · #${t.attempt}`))));
+    state.matching = facts.shown.filter((t) => (!phase.value || t.phase === phase.value) && (!outcome.value || t.outcome === outcome.value) && (!task.value || t.task_id === task.value));
+    state.matching.sort((a, b) => a.task_id.localeCompare(b.task_id) || order.indexOf(a.phase) - order.indexOf(b.phase) || a.trial_id.localeCompare(b.trial_id));
+    list.replaceChildren(...state.matching.map((t) => h("button", { onclick: () => pick(t), title: t.trial_id }, h("span", { class: "dot", style: `background:${color(t.outcome)}` }), t.task_id.replace(/^nano__/, ""), h("small", {}, `${labels[t.phase]}${t.phase === "train" ? ` ${t.trial_id.slice(1, 6).replace(/^0+(?=.)/, "")}` : ""} · #${t.attempt}`))));
     if (!state.matching.length) list.append("no trial matches");
     pick(state.matching.includes(state.trial) ? state.trial : state.matching[0]);
   }
@@ -101,7 +101,7 @@ function drawViewer() {
     const seen = turns.map((t, i) => [t, i]).filter(([, i]) => state.all || i === page);
     seen.forEach(([t]) => t.body.classList.toggle("doubt", state.doubt));
     const kinds = Object.keys(PROVENANCE).filter((kind) => trial.rows.some((row) => row.provenance.includes(kind)));
-    pane.replaceChildren(h("b", {}, trial.id), trialFacts(trial),
+    pane.replaceChildren(h("b", {}, trial.trial_id), trialFacts(trial),
       h("div", { class: "legend" }, kinds.map((kind) => h("span", {}, h("span", { class: `swatch ${kind}` }), PROVENANCE[kind]))),
       ...seen.map(([t, i]) => h("div", { class: "turn" }, h("h4", {}, `turn ${i + 1} · ${t.note}`), t.body)),
       trial.patch ? h("details", { open: true }, h("summary", {}, "the patch that was graded"), diff(trial.patch)) : h("p", { class: "note" }, "no patch"));
@@ -124,8 +124,8 @@ function drawViewer() {
   refill();
   // Open on a story, where there is one: a task that the last evaluation solved and the first did not.
   const at = (name, verdict) => facts.shown.filter((t) => t.phase === name && t.outcome === verdict);
-  const lost = new Set(at(first, "unresolved").map((t) => t.task));
-  pick(at(last, "resolved").find((t) => lost.has(t.task)) || state.matching[0]);
+  const lost = new Set(at(first, "unresolved").map((t) => t.task_id));
+  pick(at(last, "resolved").find((t) => lost.has(t.task_id)) || state.matching[0]);
   return (id) => {
     if (![...task.options].some((option) => option.value === id)) return;
     phase.value = outcome.value = "";
