@@ -110,6 +110,28 @@ def test_killed_and_resumed_gives_the_same_numbers(
     assert tokens(run) == tokens(finished)
 
 
+def test_an_evaluation_that_was_killed_goes_on(
+    recipe: Path, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "toy"
+    trials = run / "trials.jsonl"
+    child = subprocess.Popen(command(recipe, tmp_path), stderr=subprocess.DEVNULL)
+    while child.poll() is None and not (trials.exists() and trials.read_text().count("\n") > 1):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait(60)
+    recorded = trials.read_text().split("\n")[:-1]
+    with (run / "trajectories.jsonl").open("a") as file:
+        file.write('{"trial_id": "torn')
+    subprocess.run(command(recipe, tmp_path), check=True, capture_output=True, timeout=300)
+    assert trials.read_text().split("\n")[: len(recorded)] == recorded
+    assert numbers(run) == numbers(finished)
+    for name in ("trials.jsonl", "trajectories.jsonl"):
+        lines = [(folder / name).read_text().splitlines() for folder in (run, finished)]
+        ids = [sorted(json.loads(line)["trial_id"] for line in found) for found in lines]
+        assert ids[0] == ids[1]
+
+
 def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(
     recipe: Path, finished: Path, tmp_path: Path
 ) -> None:

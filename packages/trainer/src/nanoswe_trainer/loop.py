@@ -30,7 +30,7 @@ from nanoswe_trainer.loop_sft import train_sft
 from nanoswe_trainer.metrics import eval_metrics, gain
 from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
 from nanoswe_trainer.recipe import TrainRecipe, digest
-from nanoswe_trainer.rollout import Rollouts, append_records, open_rollouts
+from nanoswe_trainer.rollout import Rollouts, append_records, keep_finished, open_rollouts
 from nanoswe_trainer.view import View
 from nanoswe_trainer.worker import Worker
 
@@ -74,8 +74,11 @@ class Run:
         self.digest = digest(recipe)
         found = checkpoint.load(folder / "checkpoints", self.digest)
         self.position, self.state = found or (checkpoint.Position(STAGES[0], 0), {})
-        # records of a step that no checkpoint holds are made again
+        # records of a step that no checkpoint holds are made again; an evaluation goes on
         sizes = dict.fromkeys(RECORDS, 0) | self.position.sizes
+        if self.position.stage.startswith("eval"):
+            keep_finished(folder)
+            sizes = {"metrics.jsonl": sizes["metrics.jsonl"]}
         checkpoint.truncate(folder, sizes)
         if self.state:
             self.decoder.load_state_dict(self.state["model"])

@@ -7,6 +7,7 @@ the last try's trajectory counts.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ import torch
 
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
-from nanoswe_evalkit.runner import run_trials
+from nanoswe_evalkit.runner import read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_harbor.task import Task
@@ -105,3 +106,17 @@ def append_records(
         file.writelines(
             trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories
         )
+
+
+def keep_finished(run_dir: Path) -> None:
+    """Drop the trajectories, a torn line among them, of trials that were not recorded: they run
+    again.
+    """
+    trials, path = run_dir / "trials.jsonl", run_dir / "trajectories.jsonl"
+    if not path.exists():
+        return
+    finished = {t.trial_id for t in read_trials(trials)} if trials.exists() else set()
+    whole = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    kept = [line for line in whole if json.loads(line)["trial_id"] in finished]
+    path.with_suffix(".tmp").write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    path.with_suffix(".tmp").replace(path)
