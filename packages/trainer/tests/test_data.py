@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def recipe(folder: Path) -> TrainRecipe:
 
 
 def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
-    model_dir: Path, tmp_path: Path, compute: ThreadPoolExecutor
+    model_dir: Path, tmp_path: Path
 ) -> None:
     """Real agent, proxy, sandbox and tests; only the choice of tokens is scripted."""
     convert_nano(tmp_path, {"train": 3, "heldout": 1})
@@ -47,7 +46,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
         kind, engine = await pick("auto", work), ScriptedEngine(model_dir, scripts)
         task = load_task(tmp_path / "train" / name)
         async with open_rollouts(
-            recipe(tmp_path), engine, renderer, kind, work, tmp_path / "mirror", compute,
+            recipe(tmp_path), engine, renderer, kind, work, tmp_path / "mirror",
         ) as rollouts:  # fmt: skip
             trials, trajectories = await rollouts.run([task], 1, "t", temperature=1.0)
         return trials[0], trajectories[trials[0].trial_id]

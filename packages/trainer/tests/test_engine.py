@@ -124,11 +124,37 @@ def test_new_weights_change_the_version_and_nothing_stale_remains(
         first = await turn(engine, "a", ids)
         with torch.no_grad():
             small.model.layers[0].mlp.down_proj.weight.mul_(3.0)
-        engine.load()
+        await engine.update(lambda: None)
         second = await turn(engine, "a", ids)
         fresh = await turn(engine_of(small, compute), "a", ids)
         assert {s.version for s in first} == {0} and {s.version for s in second} == {1}
         assert [(s.token, s.logprob) for s in second] == [(s.token, s.logprob) for s in fresh]
+
+    asyncio.run(main())
+
+
+def test_new_weights_in_the_middle_of_a_turn(small: Decoder, compute: ThreadPoolExecutor) -> None:
+    """What was sampled keeps its version; the rest is what a fresh prefill would have sampled."""
+
+    def change() -> None:
+        with torch.no_grad():
+            small.model.layers[0].mlp.down_proj.weight.mul_(3.0)
+
+    async def main() -> None:
+        engine, ids = engine_of(small, compute), prompt(5, 40)
+        sampling = Sampling(1.0, 12, (), "key")
+        drawn = []
+        async for sampled in engine.generate("a", ids, sampling):
+            drawn.append(sampled)
+            if len(drawn) == 4:
+                await engine.update(change)
+        assert [s.version for s in drawn] == sorted(s.version for s in drawn)
+        old = [s.token for s in drawn if s.version == 0]
+        assert 4 <= len(old) < 12 == len(drawn)
+        rest = Sampling(1.0, 12 - len(old), (), "key")
+        fresh = engine_of(small, compute).generate("a", [*ids, *old], rest)
+        again = [(s.token, s.logprob) async for s in fresh]
+        assert [(s.token, s.logprob) for s in drawn[len(old) :]] == again
 
     asyncio.run(main())
 

@@ -30,7 +30,7 @@ sft: {steps: 3, batch: 4, warmup_steps: 1}
 train: {steps: 2, groups: 2, group_size: 2, checkpoint_steps: 1, truncated: train}
 cluster: {slots: 8, train_threads: 1, max_context: 160}
 """
-TIMES = {"time_sec", "step_sec", "tokens_per_sec", "trials_per_sec"}
+TIMES = {"time_sec", "step_sec", "wait_sec", "tokens_per_sec", "trials_per_sec"}
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,28 @@ def test_an_evaluation_that_was_killed_goes_on(
         lines = [(folder / name).read_text().splitlines() for folder in (run, finished)]
         ids = [sorted(json.loads(line)["trial_id"] for line in found) for found in lines]
         assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_sampling_ahead_is_bounded_and_trains_each_group_once(
+    recipe: Path, tmp_path: Path, killed: bool
+) -> None:
+    run, steps = tmp_path / "toy", 5
+    ahead = command(recipe, tmp_path, "train.depth=1", f"train.steps={steps}", "sft.steps=1")
+    if killed:
+        child = subprocess.Popen(ahead, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while child.poll() is None and not (run / "checkpoints" / "rl-00002.pt").exists():
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+        child.wait(60)
+    subprocess.run(ahead, check=True, capture_output=True, timeout=300)
+    steps_taken = [row for row in numbers(run) if row["stage"] == "rl"]
+    assert len(steps_taken) == steps
+    assert 0 < max(row["age_max"] for row in steps_taken) <= 2
+    ids = [json.loads(x)["trial_id"] for x in (run / "trials.jsonl").read_text().splitlines()]
+    trained = [name for name in ids if name.startswith("s")]
+    assert len(trained) == len(set(trained)) == steps * 2 * 2
+    assert {name[:6] for name in trained} == {f"s{i:05}" for i in range(steps)}
 
 
 def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(

@@ -31,18 +31,19 @@ CloseSession = Callable[[str, int], Awaitable[None]]
 
 async def run_trials(
     tasks: Sequence[Task], attempts: int, *, agent: Agent, sandboxes: SandboxFactory,
-    model: ModelConfig, concurrency: int, base_url: str = "",
+    model: ModelConfig, concurrency: int | asyncio.Semaphore, base_url: str = "",
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
     trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
     on_trial: Callable[[Trial], None] | None = None, path: Path | None = None,
     grade_empty: bool = False, grade: Grade = grade_patch
 ) -> list[Trial]:  # fmt: skip
-    """Every attempt at every task, `concurrency` at a time, less those that `path` holds already.
+    """Every attempt at every task, less those that `path` holds already, `concurrency` at a time;
+    a semaphore bounds several calls together.
 
     `open_session(trial_id, try)` gives the base URL of one try, `close_session` ends it; without
     them `base_url` serves all. `on_trial` sees every trial that ran now, as it ends.
     """
-    gate = asyncio.Semaphore(concurrency)
+    gate = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
     done: dict[str, Trial] = {}
 
     run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model)

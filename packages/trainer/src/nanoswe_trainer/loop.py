@@ -22,10 +22,9 @@ from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import load_tasks
 from nanoswe_proxy.render.chatml import ChatMLRenderer
-from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer import checkpoint, tiny
 from nanoswe_trainer.engine.local import LocalEngine
-from nanoswe_trainer.loop_rl import train_rl
+from nanoswe_trainer.loop_rl import Step, train_rl
 from nanoswe_trainer.loop_sft import train_sft
 from nanoswe_trainer.metrics import eval_metrics, gain
 from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
@@ -187,18 +186,17 @@ async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
     engine.version = first
     run.view.stage("RL (GRPO)", train.steps, first)
 
-    def after_step(
-        done: int, metrics: dict[str, float], trials: list[Trial], sealed: dict[str, Trajectory]
-    ) -> None:
-        append_records(run.folder, trials, sealed)
-        run.tracker.log({"stage": "rl", **metrics}, done)
-        run.view.numbers(metrics)
-        run.view.advance(done)
-        if done % train.checkpoint_steps == 0 and done < train.steps:
-            run.save("rl", done, worker.state())
+    def after_step(step: Step) -> None:
+        append_records(run.folder, step.trials, step.trajectories)
+        run.tracker.log({"stage": "rl", **step.metrics}, step.done)
+        run.view.numbers(step.metrics)
+        run.view.advance(step.done)
+        if step.done % train.checkpoint_steps == 0 and step.done < train.steps:
+            run.save("rl", step.done, worker.state() | {"ledger": step.ledger})
 
+    ledger = run.state.get("ledger") if run.position.stage == "rl" else None
     await train_rl(
-        recipe, worker, engine, rollouts, run.tasks, first, run.compute, after_step, run.view.trial
+        recipe, worker, engine, rollouts, run.tasks, first, ledger, after_step, run.view.trial
     )
     run.finish("rl")
 
@@ -216,8 +214,9 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
                 run.decoder, slots=recipe.cluster.slots, max_context=recipe.cluster.max_context,
                 compute=run.compute,
             )  # fmt: skip
+            await run.in_compute(torch.set_num_threads, recipe.cluster.engine_threads)
             async with open_rollouts(
-                recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror, run.compute
+                recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror
             ) as rollouts:
                 before = await eval_stage(run, "eval_before", 0, rollouts)
                 after = before

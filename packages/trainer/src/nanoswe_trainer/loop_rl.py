@@ -1,17 +1,19 @@
 """GRPO, start to end: tasks with real tests in, a better policy out.
 
-A step is synchronous: run a group of trials on each of a few tasks, turn verdicts into advantages,
-take one optimizer step on exactly the tokens that were sampled, hand the weights to the engine.
-Tasks come round in their order; batches are ordered by (task, attempt). So the same recipe gives
-the same numbers, killed and resumed or not. Left out, on purpose: asynchrony, a KL model, several
-updates a batch.
+A step takes `groups` groups of trials, one group a task, turns verdicts into advantages and takes
+one optimizer step on exactly the tokens that were sampled. `sched` decides which groups: with
+`depth` 0 all of them are sampled by the present weights, and the same recipe gives the same
+numbers, killed and resumed or not; with more, sampling runs ahead of training by a bounded number
+of versions. Groups are numbered: group n tries task n, round and round, and a batch is in the order
+of its groups. Left out, on purpose: a KL model, several updates a batch.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,57 +23,105 @@ from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.algo import clip_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
 from nanoswe_trainer.engine.local import LocalEngine
-from nanoswe_trainer.metrics import rollout_metrics
+from nanoswe_trainer.metrics import ages, rollout_metrics
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.rollout import Rollouts
+from nanoswe_trainer.sched import Schedule
 from nanoswe_trainer.worker import Worker
 
-AfterStep = Callable[[int, dict[str, float], list[Trial], dict[str, Trajectory]], None]
+Sealed = dict[str, Trajectory]
 
 
-def tasks_of_step(tasks: Sequence[Task], step: int, groups: int) -> list[Task]:
-    """The next `groups` tasks in order, round and round."""
-    return [tasks[(step * groups + i) % len(tasks)] for i in range(groups)]
+@dataclass(frozen=True)
+class Step:
+    """What a step did; `ledger` is what a resume needs to lose no group and train none twice."""
+
+    done: int
+    metrics: dict[str, float]
+    trials: list[Trial]
+    trajectories: Sealed
+    ledger: dict[str, Any]
+
+
+@dataclass
+class _Groups:
+    """The groups under way and those that have ended, under the schedule's rule."""
+
+    plan: Schedule
+    following: int  # the next group that was never admitted
+    again: list[int]  # admitted by a run that was killed
+    ended: dict[int, tuple[list[Trial], Sealed]] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ledger(self) -> dict[str, Any]:
+        return {"following": self.following, "live": sorted({*self.plan.live, *self.again})}
+
+    def admit(self, start: Callable[[int], object], steps: int) -> None:
+        """Start as many as the schedule has room for and the remaining steps have use for."""
+        plan = self.plan
+        while plan.may_admit and len(plan.live) < (steps - plan.version) * plan.per_step:
+            group = self.again.pop(0) if self.again else self.following
+            self.following = max(self.following, group + 1)
+            plan.admit(group)
+            start(group)
 
 
 async def train_rl(
     recipe: TrainRecipe, worker: Worker, engine: LocalEngine, rollouts: Rollouts,
-    tasks: Sequence[Task], first_step: int, compute: ThreadPoolExecutor, after_step: AfterStep,
-    on_trial: Callable[[Trial], None],
+    tasks: Sequence[Task], first_step: int, ledger: dict[str, Any] | None,
+    after_step: Callable[[Step], None], on_trial: Callable[[Trial], None],
 ) -> None:  # fmt: skip
-    """From `first_step` on; `after_step(steps done, metrics, trials, trajectories)` records."""
+    """From `first_step` on; `after_step` records and saves."""
     train = recipe.train
-    for step in range(first_step, train.steps):
-        began, generated = time.monotonic(), engine.generated
-        chosen = tasks_of_step(tasks, step, train.groups)
-        trials, trajectories = await rollouts.run(
-            chosen,
-            train.group_size,
-            f"s{step:05}",
-            temperature=recipe.model.temperature,
-            on_trial=on_trial,
-        )
-        sampled_sec = time.monotonic() - began
-        groups = [trials[i : i + train.group_size] for i in range(0, len(trials), train.group_size)]
-        batch = rl_rows(
-            groups, trajectories, advantage=train.advantage, normaliser=train.normaliser,
-            truncated=train.truncated, max_length=recipe.cluster.max_context,
+    known = ledger or {"following": first_step * train.groups, "live": []}
+    groups = _Groups(
+        Schedule(train.groups, train.depth, train.max_age or 2 * train.depth, first_step),
+        known["following"], list(known["live"]),
+    )  # fmt: skip
+
+    async def run(group: int) -> None:
+        groups.ended[group] = await rollouts.run(
+            [tasks[group % len(tasks)]], train.group_size, f"s{group // train.groups:05}",
+            temperature=recipe.model.temperature, on_trial=on_trial,
         )  # fmt: skip
-        metrics = rollout_metrics(trials, batch) | {
-            "trials_per_sec": len(trials) / sampled_sec,
-            "tokens_per_sec": (engine.generated - generated) / sampled_sec,
-        }
-        if batch.rows:
-            update = partial(_update, recipe, worker, batch, step)
-            metrics |= await asyncio.get_running_loop().run_in_executor(compute, update)
-            engine.load()
-        metrics["step_sec"] = time.monotonic() - began
-        after_step(step + 1, metrics, trials, trajectories)
+        groups.plan.finish(group)
+        groups.news.set()
+
+    async with asyncio.TaskGroup() as running:
+        for step in range(first_step, train.steps):
+            began, generated = time.monotonic(), engine.generated
+            groups.admit(lambda group: running.create_task(run(group)), train.steps)
+            while not groups.plan.full:
+                groups.news.clear()
+                await groups.news.wait()
+            waited = time.monotonic() - began
+            ended = [groups.ended.pop(group) for group in sorted(groups.plan.batch)]
+            trials = [trial for group, _ in ended for trial in group]
+            trajectories = {name: t for _, sealed in ended for name, t in sealed.items()}
+            batch = rl_rows(
+                [group for group, _ in ended], trajectories, advantage=train.advantage,
+                normaliser=train.normaliser, truncated=train.truncated,
+                max_length=recipe.cluster.max_context,
+            )  # fmt: skip
+            metrics = rollout_metrics(trials, batch) | ages(trajectories.values(), engine.version)
+            metrics |= await engine.update(partial(_update, recipe, worker, batch, step))
+            groups.plan.trained()
+            took = time.monotonic() - began
+            metrics |= {
+                "step_sec": took, "wait_sec": waited, "trials_per_sec": len(trials) / took,
+                "tokens_per_sec": (engine.generated - generated) / took,
+            }  # fmt: skip
+            after_step(Step(step + 1, metrics, trials, trajectories, groups.ledger()))
 
 
 def _update(recipe: TrainRecipe, worker: Worker, batch: GroupBatch, step: int) -> dict[str, float]:
     train = recipe.train
+    if not batch.rows:  # nothing to learn from: the next version is the same policy
+        return {}
     torch.set_num_threads(recipe.cluster.train_threads)
     loss = partial(clip_loss, clip_low=train.clip_low, clip_high=train.clip_high)
     rate = min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0
-    return worker.step(batch.rows, loss, rate=rate, temperature=recipe.model.temperature)
+    try:
+        return worker.step(batch.rows, loss, rate=rate, temperature=recipe.model.temperature)
+    finally:
+        torch.set_num_threads(recipe.cluster.engine_threads)

@@ -6,11 +6,12 @@ whole trials.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nanoswe_evalkit.passk import avg_at_k, counts_of, paired_difference, pass_estimate
 from nanoswe_evalkit.trial import Trial
+from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.data import GroupBatch
 
 
@@ -30,6 +31,16 @@ def rollout_metrics(trials: Sequence[Trial], batch: GroupBatch) -> dict[str, flo
     for kind, count in sorted(Counter(f"outcome_{t.outcome}" for t in trials).items()):
         numbers[kind] = count
     return numbers
+
+
+def ages(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
+    """How many versions ago the oldest sampled token of each trajectory was sampled."""
+    oldest = [
+        version - min(v for s in t.samples for v, m in zip(s.versions, s.mask, strict=True) if m)
+        for t in trajectories
+        if any(any(s.mask) for s in t.samples)
+    ]
+    return {"age_mean": sum(oldest) / max(len(oldest), 1), "age_max": max(oldest, default=0)}
 
 
 def eval_metrics(trials: Sequence[Trial], attempts: int) -> dict[str, Any]:

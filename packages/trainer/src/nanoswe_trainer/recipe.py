@@ -6,9 +6,9 @@ was sampled.
 """
 
 import hashlib
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
 from nanoswe_trainer.algo import Truncated
@@ -41,6 +41,10 @@ class TrainSection(Section):
     """Tasks a step."""
     group_size: int = Field(default=8, ge=2)
     """Attempts at each."""
+    depth: int = Field(default=0, ge=0)
+    """How many steps' worth of groups may be sampled ahead of training; 0 is synchronous."""
+    max_age: int = Field(default=0, ge=0)
+    """No group trains later than so many versions after its start; 0: twice the depth."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """Of AdamW, for everything."""
     warmup_steps: int = Field(default=4, ge=0)
@@ -54,6 +58,12 @@ class TrainSection(Section):
     heldout: str = "heldout"
     """The folder beside the training tasks that evaluations use."""
     checkpoint_steps: int = Field(default=5, ge=1)
+
+    @model_validator(mode="after")
+    def _bound(self) -> Self:
+        if 0 < self.max_age < self.depth:
+            raise ValueError(f"max_age must be 0 or at least depth, {self.depth}")
+        return self
 
 
 class ClusterSection(Section):

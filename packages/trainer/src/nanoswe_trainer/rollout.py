@@ -9,11 +9,8 @@ the last try's trajectory counts.
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import torch
 
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
@@ -33,10 +30,10 @@ class Rollouts:
     """Made by `open_rollouts`."""
 
     def __init__(self, recipe: TrainRecipe, proxy: Proxy,
-                 sandboxes: SandboxFactory, agent: NanoAgent,
-                 compute: ThreadPoolExecutor):  # fmt: skip
+                 sandboxes: SandboxFactory, agent: NanoAgent):  # fmt: skip
         self.recipe, self._proxy = recipe, proxy
-        self._sandboxes, self._agent, self._compute = sandboxes, agent, compute
+        self._sandboxes, self._agent = sandboxes, agent
+        self._gate = asyncio.Semaphore(recipe.eval.concurrency)
         self._grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
 
     async def run(
@@ -50,9 +47,6 @@ class Rollouts:
         """
         sealed: dict[str, Trajectory] = {}
         caps: dict[tuple[str, int], str] = {}
-        await asyncio.wrap_future(
-            self._compute.submit(torch.set_num_threads, self.recipe.cluster.engine_threads)
-        )
 
         async def open_session(trial_id: str, try_: int) -> str:
             cap = self._proxy.open(
@@ -72,7 +66,7 @@ class Rollouts:
         trials = await run_trials(
             tasks, attempts, agent=self._agent, sandboxes=self._sandboxes,
             model=self.recipe.model.config(self.recipe.seed),
-            concurrency=self.recipe.eval.concurrency,
+            concurrency=self._gate,
             open_session=open_session, close_session=close_session,
             trial_id=lambda task, attempt: f"{prefix}.{task.task_id}.{attempt}",
             on_trial=on_trial, path=path, grade=self._grade,
@@ -83,7 +77,7 @@ class Rollouts:
 @asynccontextmanager
 async def open_rollouts(
     recipe: TrainRecipe, engine: Engine, renderer: Renderer, sandbox_kind: str, work: Path,
-    mirror: Path, compute: ThreadPoolExecutor,
+    mirror: Path,
 ) -> AsyncIterator[Rollouts]:  # fmt: skip
     """Start proxy and agent in front of an engine; stop them whatever happens."""
     proxy = Proxy(engine, renderer)
@@ -91,7 +85,7 @@ async def open_rollouts(
     sandboxes = SandboxFactory(sandbox_kind, work, mirror, recipe.sandbox.limits())
     try:
         async with serve(proxy):
-            yield Rollouts(recipe, proxy, sandboxes, agent, compute)
+            yield Rollouts(recipe, proxy, sandboxes, agent)
     finally:
         await agent.close()
 

@@ -90,7 +90,8 @@ class View:
 
     def _draw(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        keys = ("reward_mean", "loss", "entropy", "grad_norm", "tokens_per_sec", "trials_per_sec")
+        keys = ("reward_mean", "loss", "entropy", "grad_norm", "tokens_per_sec", "trials_per_sec",
+                "age_max", "wait_sec")  # fmt: skip
         for key in keys:
             if key in self._numbers:
                 table.add_row(Text(key, style="dim"), f"{self._numbers[key]:.4g}")

@@ -12,9 +12,10 @@ free one.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from nanoswe_trainer.model import Attend, Decoder
 
 PREFILL_ROWS, PREFILL_WIDTH = 4, 32
 GATHER_SEC = 0.006
+T = TypeVar("T")
 PATIENCE = 3  # decode steps that a prefill waits for company
 
 
@@ -72,6 +74,7 @@ class LocalEngine:
         self._by_session: dict[str, Slot] = {}
         self._free = asyncio.Semaphore(slots)
         self._runner: asyncio.Task[None] | None = None
+        self._between_steps = asyncio.Lock()
 
     async def generate(
         self, session: str, ids: Sequence[int], sampling: Sampling
@@ -110,11 +113,16 @@ class LocalEngine:
             slot.session, slot.request, slot.held = "", None, []
             self._free.release()
 
-    def load(self) -> None:
-        """The weights have changed in place: count the version and forget every cached prefix."""
-        self.version += 1
-        for slot in self._slots:
-            slot.held = []
+    async def update(self, change: Callable[[], T]) -> T:
+        """Change the weights between two steps. Turns under way go on: what they have sampled keeps
+        its version, what follows has the next one, from keys and values computed afresh.
+        """
+        async with self._between_steps:
+            done = await asyncio.get_running_loop().run_in_executor(self._compute, change)
+            self.version += 1
+            for slot in self._slots:
+                slot.held = []
+            return done
 
     async def _take_slot(self, session: str) -> Slot:
         await self._free.acquire()
@@ -132,30 +140,37 @@ class LocalEngine:
 
     async def _run(self) -> None:
         """Steps until nothing is under way: computing in the compute thread, bookkeeping here."""
-        loop, patience = asyncio.get_running_loop(), 0
+        patience = 0
         while any(s.request for s in self._slots):
             # A step costs the same for one session as for all. While most are busy elsewhere (their
             # tools run), waiting a little fills it better and leaves the cores to them.
             under_way = sum(s.request is not None for s in self._slots)
             sessions = len(self._by_session)
             await asyncio.sleep(GATHER_SEC if under_way < sessions - under_way else 0)
-            filling = [i for i, s in enumerate(self._slots) if s.pending() > 0][:PREFILL_ROWS]
-            ready = [i for i, s in enumerate(self._slots) if s.request and not s.pending()]
-            requests = [self._slots[i].request for i in ready]
-            patience = 0 if len(filling) == PREFILL_ROWS or not ready else patience - 1
             try:
-                if filling and patience <= 0:
-                    patience = PATIENCE
-                    await loop.run_in_executor(self._compute, self._prefill, filling)
-                if ready:
-                    drawn = await loop.run_in_executor(self._compute, self._decode, ready)
-                    for i, request, (token, logprob) in zip(ready, requests, drawn, strict=True):
-                        self._deliver(self._slots[i], request, token, logprob)
+                async with self._between_steps:
+                    patience = await self._step(patience)
             except Exception as error:  # the engine's failure belongs to every turn under way
                 for slot in self._slots:
                     if slot.request:
                         slot.request.out.put_nowait(error)
                         slot.request, slot.held = None, []
+
+    async def _step(self, patience: int) -> int:
+        """One prefill, if it is time for it, and one token for every turn whose prompt is in."""
+        loop = asyncio.get_running_loop()
+        filling = [i for i, s in enumerate(self._slots) if s.pending() > 0][:PREFILL_ROWS]
+        ready = [i for i, s in enumerate(self._slots) if s.request and not s.pending()]
+        requests = [self._slots[i].request for i in ready]
+        patience = 0 if len(filling) == PREFILL_ROWS or not ready else patience - 1
+        if filling and patience <= 0:
+            patience = PATIENCE
+            await loop.run_in_executor(self._compute, self._prefill, filling)
+        if ready:
+            drawn = await loop.run_in_executor(self._compute, self._decode, ready)
+            for i, request, (token, logprob) in zip(ready, requests, drawn, strict=True):
+                self._deliver(self._slots[i], request, token, logprob)
+        return patience
 
     def _deliver(self, slot: Slot, request: Request | None, token: int, logprob: float) -> None:
         if request is None or slot.request is not request:
