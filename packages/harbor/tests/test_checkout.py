@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_harbor.checkout import CheckoutError, checkout, git
+from nanoswe_harbor.checkout import CheckoutError, _assert_scrubbed, checkout, git
 from nanoswe_harbor.task import load_tasks
 
 
@@ -75,3 +75,34 @@ def test_a_real_clone_works_as_a_mirror(nano: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "-q", "--mirror", str(source), str(bare)], check=True)
     checkout(task.repo, task.base_commit, tmp_path / "mirror", tmp_path / "tree")
     assert (tmp_path / "tree" / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("command", "match"),
+    [
+        ("git branch other", "refs besides the base commit"),
+        ("git update-ref refs/stash HEAD", "refs besides the base commit"),
+        ("git tag late $(git commit-tree -p HEAD -m x HEAD^{tree})", "no ancestor of the base"),
+        ("git remote add origin /mirror", "a remote is left"),
+        ("mkdir -p .git/logs && echo x > .git/logs/HEAD", "a reflog"),
+        ("echo /mirror/objects > .git/objects/info/alternates", "an alternate object store"),
+        ("echo future | git hash-object -w --stdin", "objects stored"),
+        ("echo x > left-over", "not clean"),
+    ],
+)
+def test_what_is_not_so_is_refused(nano: Path, tmp_path: Path, command: str, match: str) -> None:
+    """The state is asserted after it is made: each way of it not being so is told apart."""
+    task, tree = load_tasks(nano / "heldout")[0], tmp_path / "tree"
+    checkout(task.repo, task.base_commit, nano / "mirror", tree)
+    _assert_scrubbed(task.base_commit, tree)
+    who = "export GIT_COMMITTER_NAME=x GIT_COMMITTER_EMAIL=x GIT_AUTHOR_NAME=x GIT_AUTHOR_EMAIL=x; "
+    subprocess.run(["bash", "-c", who + command], cwd=tree, check=True, capture_output=True)
+    with pytest.raises(CheckoutError, match=match):
+        _assert_scrubbed(task.base_commit, tree)
+
+
+def test_a_mirror_behind_a_url_is_kept(nano: Path, tmp_path: Path) -> None:
+    task = load_tasks(nano / "heldout")[3]
+    checkout(task.repo, task.base_commit, f"file://{nano}/mirror", tmp_path / "tree")
+    assert (tmp_path / "tree" / "README.md").is_file()
+    assert (tmp_path / ".tree.mirror" / f"{task.repo}.git" / "HEAD").is_file()

@@ -13,10 +13,10 @@ import pytest
 from nanoswe_harbor.convert import ConvertError, convert, convert_nano
 from nanoswe_harbor.envspec import SpecError, find_spec
 from nanoswe_harbor.instance import Instance
+from nanoswe_harbor.promises import format_faults
 from nanoswe_harbor.sources import read_rows
 from nanoswe_harbor.task import (
     TaskError,
-    format_faults,
     load_task,
     load_tasks,
     package_digest,
@@ -129,6 +129,43 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
         load_task(train / "nano__train-0000")
     with pytest.raises(TaskError, match="run_eval.sh"):
         load_tasks(train)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "promise"),
+    [
+        ("task.toml", '"1.4"', '"1.3"', "schema_version"),
+        ("task.toml", '= "nanoswe/nano', '= "nanoswe/x', "ends in the folder's name"),
+        ("task.toml", 'source = "nano seed 0"', 'source = ""', "names the source"),
+        ("task.toml", 'mode = "separate"', 'mode = "shared"', "the verifier is separate"),
+        ("task.toml", "[[verifier.collect]]", "[[verifier.other]]", "collects the patch"),
+        ("task.toml", "[environment]", "[verifier.environment]\n[environment]", "image of its own"),
+        ("task.toml", "[environment]", '[environment]\nnetwork_mode="public"', "network mode"),
+        ("tests/test.sh", "timeout -k 5 ", "timeout -k 5 9", "outlasts"),
+        ("tests/test.sh", "", "{gold}", "only solution/ has"),
+        ("tests/Dockerfile", "", "FROM x", "tests/ has no image"),
+        ("environment/Dockerfile", "SIGKILL", "SIGTERM", "the Dockerfile"),
+        ("environment/setup.sh", "", "x", "environment/ has nothing else"),
+        ("instruction.md", "", "It is nano__train-0000.", "does not name the instance"),
+    ],
+)
+def test_each_promise_of_the_shape(
+    tmp_path: Path, file: str, old: str, new: str, promise: str
+) -> None:
+    """Broken in a folder whose digests are right: nothing but the promise can tell."""
+    convert_nano(tmp_path / "nano", {"train": 1, "heldout": 1})
+    folder = tmp_path / "nano" / "train" / "nano__train-0000"
+    assert format_faults(tmp_path / "nano") == (2, {})
+    gold = (folder / "solution/gold.patch").read_text()
+    new = new.format(gold=gold)
+    text = (folder / file).read_text() if (folder / file).exists() else ""
+    assert old in text
+    (folder / file).write_text(text.replace(old, new) if old else text + new)
+    listing = folder.parent / "dataset.toml"
+    digest = tomllib.loads(listing.read_text())["tasks"][0]["digest"]
+    listing.write_text(listing.read_text().replace(digest, package_digest(folder)))
+    checked, faults = format_faults(tmp_path / "nano")
+    assert checked == 2 and promise in faults[str(folder)]
 
 
 def test_an_error_leaves_the_older_dataset(nano: Path, tmp_path: Path) -> None:

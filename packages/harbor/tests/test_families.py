@@ -12,8 +12,8 @@ from nanoswe_harbor.envspec import _specs, image_name, spec_of
 from nanoswe_harbor.families import adapt, facts
 from nanoswe_harbor.instance import Instance
 from nanoswe_harbor.patches import changes, clean, reverse
+from nanoswe_harbor.promises import format_faults
 from nanoswe_harbor.sources import Rejected, scan, select
-from nanoswe_harbor.task import format_faults
 
 HERE = Path(__file__).resolve().parent
 ROWS = [json.loads(line) for line in (HERE / "data/families.jsonl").read_text().splitlines()]

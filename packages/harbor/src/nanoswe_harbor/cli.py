@@ -95,8 +95,8 @@ def show(source: str, instance_id: str | None, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @as_json
 def verify_format(folder: Path, as_json: bool) -> None:
-    """Check that every task below FOLDER is whole; name those that are not."""
-    from nanoswe_harbor.task import format_faults
+    """Check that every task below FOLDER keeps what its shape promises; name those that do not."""
+    from nanoswe_harbor.promises import format_faults
 
     checked, faults = format_faults(folder)
     if as_json:

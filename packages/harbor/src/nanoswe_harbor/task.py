@@ -58,13 +58,13 @@ def load_task(path: Path | str) -> Task:
     path = Path(path)
     if not path.is_dir():
         raise TaskError(f"{path}: no such task folder; give a folder that holds task.toml")
-    config = _read(path / "task.toml", tomllib.loads)
+    config = read(path / "task.toml", tomllib.loads)
     metadata = config.get("metadata", {})
     ours = "family" in metadata
     for name in OURS if ours else REQUIRED:
         if not (path / name).is_file():
             raise TaskError(f"{path / name}: missing; {REMEDY}")
-    expected = _read(path / "tests" / "expected.json", json.loads) if ours else {}
+    expected = read(path / "tests" / "expected.json", json.loads) if ours else {}
     instruction = (path / "instruction.md").read_bytes().decode(errors="replace")
     if not instruction.strip():
         raise TaskError(f"{path / 'instruction.md'}: empty; {REMEDY}")
@@ -115,28 +115,6 @@ def task_paths(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def format_faults(folder: Path) -> tuple[int, dict[str, str]]:
-    """(tasks checked, {task folder: its fault}) for a dataset folder, or a folder of datasets."""
-    datasets = [folder] if (folder / "dataset.toml").is_file() else []
-    datasets = datasets or sorted(path.parent for path in folder.glob("*/dataset.toml"))
-    if not datasets:
-        raise TaskError(f"{folder}: no dataset.toml here or below; run nanoswe-harbor convert")
-    checked, faults = 0, {}
-    for dataset in datasets:
-        entries = _read(dataset / "dataset.toml", tomllib.loads).get("tasks", [])
-        listed = {entry["name"].split("/")[-1]: entry["digest"] for entry in entries}
-        found = {path.name: path for path in task_paths(dataset)}
-        for name in sorted(listed.keys() | found.keys()):
-            checked += 1
-            try:
-                task = load_task(found.get(name, dataset / name))
-                if listed.get(name) != package_digest(task.path):
-                    raise TaskError(f"{task.path}: differs from dataset.toml; {REMEDY}")
-            except TaskError as error:
-                faults[str(dataset / name)] = str(error)
-    return checked, faults
-
-
 def package_digest(path: Path) -> str:
     """Harbor's package digest of a task folder, `sha256:<hex>`."""
     packaged = [path / name for name in ("task.toml", "instruction.md", "README.md")]
@@ -155,7 +133,8 @@ def content_digest(files: dict[str, bytes]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _read(path: Path, loads: Callable[[str], Any]) -> dict[str, Any]:
+def read(path: Path, loads: Callable[[str], Any]) -> dict[str, Any]:
+    """A file that holds a table of names, decoded. Raises TaskError."""
     try:
         found = loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
