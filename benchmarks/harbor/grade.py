@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nanoswe_harbor.families import parser_of
 from nanoswe_harbor.grader.grade import grade
-from nanoswe_harbor.grader.parsers import parser_of
 
 PAGE = Path(__file__).parents[2] / "packages/harbor/docs/grading.md"
 BEGIN, END = "<!-- agreement: written by benchmarks/harbor/grade.py -->\n", "<!-- end -->\n"

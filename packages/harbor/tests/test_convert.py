@@ -136,10 +136,15 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
     [
         ("task.toml", '"1.4"', '"1.3"', "schema_version"),
         ("task.toml", '= "nanoswe/nano', '= "nanoswe/x', "ends in the folder's name"),
-        ("task.toml", 'source = "nano seed 0"', 'source = ""', "names the source"),
+        ("task.toml", 'source = "nano seed 0"', 'source = ""', "metadata has source"),
         ("task.toml", 'mode = "separate"', 'mode = "shared"', "the verifier is separate"),
-        ("task.toml", "[[verifier.collect]]", "[[verifier.other]]", "collects the patch"),
-        ("task.toml", "[environment]", "[verifier.environment]\n[environment]", "image of its own"),
+        ("task.toml", "[[verifier.collect]]", "[[verifier.other]]", "collect"),
+        (
+            "task.toml",
+            "[environment]",
+            "[verifier.environment]\n[environment]",
+            "has the same image",
+        ),
         ("task.toml", "[environment]", '[environment]\nnetwork_mode="public"', "network mode"),
         ("tests/test.sh", "timeout -k 5 ", "timeout -k 5 9", "outlasts"),
         ("tests/test.sh", "", "{gold}", "only solution/ has"),

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nanoswe_harbor.families import parser_of
 from nanoswe_harbor.grader.grade import grade
-from nanoswe_harbor.grader.parsers import PARSERS, parser_of
+from nanoswe_harbor.grader.parsers import PARSERS
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parents[3] / "shared/data/logs/harness_v4_runs.jsonl.gz"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from nanoswe_harbor.grader.parsers import parser_of
+from nanoswe_harbor.families import parser_of
 
 SPECS = Path(__file__).resolve().parent.parent / "src/nanoswe_harbor/specs"
 DIRECTIVES = {"django/django": "django", "python/mypy": "mypy"}

@@ -117,30 +117,22 @@ def verify_format(folder: Path, as_json: bool) -> None:
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="one log")
 @click.option("--logs", type=click.Path(path_type=Path), help=".jsonl: instance_id, test_output")
 @as_json
-def grade(
-    log: Path | None,
-    task: Path | None,
-    nonce: str | None,
-    rows: str | None,
-    instance: str | None,
-    log_file: Path | None,
-    logs: Path | None,
-    as_json: bool,
-) -> None:
+def grade(as_json: bool, nonce: str | None, **given: Any) -> None:
     """Judge LOG, the output of run_eval.sh, by TASK; or recorded logs by rows."""
     from nanoswe_harbor.sources import read_row
-    from nanoswe_harbor.verdicts import judge, judge_logs, read_log
+    from nanoswe_harbor.verdicts import judge, judge_logs, judge_task, read_log
 
-    if log and task and not (rows or instance or log_file or logs):
-        _grade_task(log, task, nonce, as_json)
-    elif rows and logs and not (log or instance or log_file):
-        _print_verdicts(judge_logs(rows, logs), as_json)
-    elif rows and instance and log_file and not (log or logs):
-        _print_verdicts([judge(read_row(rows, instance), read_log(log_file))], as_json)
-    else:
-        raise click.UsageError(
-            "give LOG TASK, or --rows FILE --instance ID --log FILE, or --rows FILE --logs FILE"
-        )
+    match {name: value for name, value in given.items() if value}:
+        case {"log": log, "task": task, **rest} if not rest:
+            _print_verdicts([judge_task(task, read_log(log), nonce)], as_json)
+        case {"rows": rows, "logs": logs, **rest} if not rest:
+            _print_verdicts(judge_logs(rows, logs), as_json)
+        case {"rows": rows, "instance": name, "log_file": log, **rest} if not rest:
+            _print_verdicts([judge(read_row(rows, name), read_log(log))], as_json)
+        case _:
+            raise click.UsageError(
+                "give LOG TASK, --rows FILE --instance ID --log FILE, or --rows FILE --logs FILE"
+            )
 
 
 def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:
@@ -153,23 +145,6 @@ def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:
         click.echo(json.dumps(verdict) if as_json else line)
     click.echo(f"{resolved} of {total} resolved", err=True)
     sys.exit(0 if resolved == total else 1)
-
-
-def _grade_task(log: Path, task: Path, nonce: str | None, as_json: bool) -> None:
-    from nanoswe_harbor.grader.grade import grade as grade_log
-    from nanoswe_harbor.task import load_task
-    from nanoswe_harbor.verdicts import read_log
-
-    loaded = load_task(task)
-    expected = json.loads((loaded.path / "tests" / "expected.json").read_text(encoding="utf-8"))
-    report = grade_log(read_log(log), expected, nonce=nonce)
-    if as_json:
-        click.echo(json.dumps(report, indent=1))
-    else:
-        verdict = "resolved" if report["resolved"] else "not resolved"
-        reason = f" ({report['reason']})" if report["reason"] else ""
-        click.echo(f"{loaded.task_id}: {verdict}{reason}")
-    sys.exit(2 if report["infra"] else 0 if report["resolved"] else 1)
 
 
 def _brief(value: Any) -> str:

@@ -28,13 +28,9 @@ from nanoswe_harbor.instance import HarborError, Instance
 from nanoswe_harbor.nano import SPLITS, build, cases
 from nanoswe_harbor.patches import changes
 from nanoswe_harbor.sources import Rejected, Row
-from nanoswe_harbor.task import content_digest
+from nanoswe_harbor.task import OURS, content_digest
 from nanoswe_harbor.verdicts import expectations
 
-RENDERED = (
-    "task.toml instruction.md environment/Dockerfile tests/test.sh tests/run_eval.sh"
-    " tests/expected.json solution/solve.sh"
-).split()
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("nanoswe_harbor"),
     undefined=jinja2.StrictUndefined,
@@ -48,6 +44,7 @@ TEMPLATES.filters.update(
     base64=lambda text: base64.b64encode(text.encode()).decode(),
     shell=shlex.join,
 )
+RENDERED = [n for n in OURS if f"{Path(n).name}.j2" in TEMPLATES.list_templates()]
 OnRow = Callable[[], None]  # told of every row, task or not
 Converted = tuple[int, int, list[Rejected]]  # tasks, those that were there already, no tasks
 Made = Rejected | tuple[str, dict[str, bytes]]  # a task's id and files

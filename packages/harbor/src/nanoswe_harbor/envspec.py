@@ -52,9 +52,7 @@ class EnvSpec(BaseModel):
     eval_commands: tuple[str, ...] = ()
     test_cmd: str
     parser: str
-    directives: (
-        str  # how test files become arguments of test_cmd: paths, modules, django, mypy, none
-    )
+    directives: str  # what becomes of test files after test_cmd: paths modules django mypy none
 
     @property
     def digest(self) -> str:

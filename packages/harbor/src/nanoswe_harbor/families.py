@@ -35,6 +35,13 @@ def facts(name: str) -> dict[str, Any]:
     return loaded
 
 
+def parser_of(repo: str) -> str:
+    """The name of the parser for a repository's logs."""
+    repo, parsers = repo.lower(), facts("families")["parsers"]
+    found: str = parsers.get(repo) or parsers.get(f"{repo.partition('/')[0]}/*", "pytest")
+    return found
+
+
 def adapt(row: Any) -> dict[str, Any]:
     """The official columns of a row. Raises one of BAD_ROW."""
     if isinstance(row, Mapping) and isinstance(inner := row.get("verifier_metadata"), Mapping):

@@ -9,7 +9,6 @@ a folder without dataset.toml.
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,12 @@ def format_faults(folder: Path) -> tuple[int, dict[str, str]]:
                 task = load_task(found.get(name, dataset / name))
                 if listed.get(name) != package_digest(task.path):
                     raise TaskError(f"{task.path}: differs from dataset.toml; {REMEDY}")
-                if fault := next(_broken(task, read(task.path / "task.toml", tomllib.loads)), ""):
-                    raise TaskError(f"{task.path}: {fault}; {REMEDY}")
+                if promise := _broken(task, read(task.path / "task.toml", tomllib.loads)):
+                    raise TaskError(f"{task.path}: it is not so that {promise}; {REMEDY}")
             except TaskError as error:
                 faults[str(dataset / name)] = str(error)
+            except (LookupError, TypeError, ValueError) as error:
+                faults[str(dataset / name)] = f"{dataset / name}: bad or missing {error}; {REMEDY}"
     return checked, faults
 
 
@@ -53,33 +54,30 @@ def _listed(dataset: Path) -> dict[str, str]:
     return listed
 
 
-def _broken(task: Task, config: dict[str, Any]) -> Iterator[str]:
-    """The promises that a task does not keep."""
-    verifier, environment = config.get("verifier", {}), config.get("environment", {})
+def _broken(task: Task, config: dict[str, Any]) -> str:
+    """The first promise that a task does not keep, or nothing."""
+    metadata, verifier, environment = config["metadata"], config["verifier"], config["environment"]
     tests, dockerfile = task.path / "tests", task.path / "environment/Dockerfile"
-    limit = re.search(r"timeout -k \d+ (\d+) ", (tests / "test.sh").read_text(errors="replace"))
-    lines = dockerfile.read_text(errors="replace").splitlines()
-    ending = ["ENTRYPOINT []", "STOPSIGNAL SIGKILL", f"WORKDIR {task.workdir}"]
-    image = environment.get("docker_image", config["metadata"].get("image"))
-    gold = (task.path / "solution/gold.patch").read_bytes()
-    rest = [
-        path for path in task.path.rglob("*") if path.is_file() and "solution" not in path.parts
-    ]
-    for kept, promise in (
-        (config.get("schema_version") == "1.4", "schema_version is 1.4"),
-        (task.name.partition("/")[2] == task.task_id, "[task].name ends in the folder's name"),
-        (config["metadata"].get("instance_id") == task.task_id, "metadata has the instance id"),
-        (config["metadata"].get("source"), "metadata names the source"),
-        (lines[:4] == [f"FROM {image}", *ending], "the Dockerfile starts from docker_image"),
-        (list(dockerfile.parent.iterdir()) == [dockerfile], "environment/ has nothing else"),
-        (verifier.get("environment_mode") == "separate", "the verifier is separate"),
-        (verifier.get("collect"), "a hook collects the patch"),
-        ("environment" not in verifier, "the verifier has no image of its own"),
-        (not (tests / "Dockerfile").exists(), "tests/ has no image of its own"),
-        (limit and task.verifier_timeout_sec > float(limit[1]) + 60, "the verifier outlasts tests"),
-        ("network_mode" not in environment, "no network mode is asked for"),
-        (task.task_id not in task.instruction, "the instruction does not name the instance"),
-        (all(gold not in path.read_bytes() for path in rest), "only solution/ has the gold patch"),
-    ):
-        if not kept:
-            yield f"broken promise: {promise}"
+    (limit,) = map(int, re.findall(r"timeout -k \d+ (\d+) ", (tests / "test.sh").read_text()))
+    image = environment.get("docker_image", metadata.get("image"))
+    start = ["FROM " + image, "ENTRYPOINT []", "STOPSIGNAL SIGKILL", "WORKDIR " + task.workdir]
+    gold = task.path / "solution/gold.patch"
+    rest = [p for p in task.path.rglob("*") if p.is_file() and p != gold]
+    promises = {
+        "schema_version is 1.4": config["schema_version"] == "1.4",
+        "[task].name ends in the folder's name": task.name.partition("/")[2] == task.task_id,
+        "metadata has source and instance": metadata["source"] and metadata["instance_id"],
+        "the Dockerfile starts from docker_image": dockerfile.read_text().split("\n")[:4] == start,
+        "environment/ has nothing else": list(dockerfile.parent.iterdir()) == [dockerfile],
+        "the verifier is separate": verifier["environment_mode"] == "separate",
+        "a hook collects the patch": verifier["collect"],
+        "the verifier has the same image": "environment" not in verifier,
+        "tests/ has no image": not (tests / "Dockerfile").exists(),
+        "the verifier outlasts the tests": task.verifier_timeout_sec > limit + 60,
+        "no network mode is asked for": "network_mode" not in environment,
+        "the instruction does not name the instance": task.task_id not in task.instruction,
+        "only solution/ has the gold patch": all(
+            gold.read_bytes() not in path.read_bytes() for path in rest
+        ),
+    }
+    return next((promise for promise, kept in promises.items() if not kept), "")

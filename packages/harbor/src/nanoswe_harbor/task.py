@@ -17,7 +17,7 @@ from nanoswe_harbor.instance import HarborError
 
 REQUIRED = ("instruction.md", "tests/test.sh")
 OURS = (
-    "instruction.md environment/Dockerfile tests/test.sh tests/run_eval.sh tests/grade.py"
+    "task.toml instruction.md environment/Dockerfile tests/test.sh tests/run_eval.sh tests/grade.py"
     " tests/parsers.py tests/policy.py tests/record.py tests/expected.json tests/test_patch.diff"
     " solution/solve.sh solution/gold.patch"
 ).split()

@@ -14,12 +14,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from nanoswe_harbor.families import parser_of
 from nanoswe_harbor.grader.grade import START, grade
-from nanoswe_harbor.grader.parsers import parser_of
 from nanoswe_harbor.instance import Instance
 from nanoswe_harbor.sources import SourceError, read_rows
+from nanoswe_harbor.task import load_task
 
-NONE_FOUND: dict[str, list[str]] = {"success": [], "failure": []}
+NONE: dict[str, list[str]] = {"success": [], "failure": []}
+NOT_JUDGED = {"resolved": False, "infra": True, "fail_to_pass": NONE, "pass_to_pass": NONE}
 
 
 def read_log(path: Path) -> str:
@@ -65,21 +67,18 @@ def judge(row: Instance, log: str) -> dict[str, Any]:
     """The verdict on one log, whether run_eval.sh or an official harness wrote it."""
     expected = expectations(row, parser_of(row.repo))
     ours = f"\n{START} " in f"\n{log}"
-    report = grade(log, expected, official=not ours)
-    return {
-        "instance_id": row.instance_id,
-        "resolved": report["resolved"],
-        "outcome": _outcome(report),
-        "reason": report["reason"],
-        "tests_status": {
-            "FAIL_TO_PASS": report["fail_to_pass"],
-            "PASS_TO_PASS": report["pass_to_pass"],
-        },
-    }
+    return _verdict(row.instance_id, grade(log, expected, official=not ours))
+
+
+def judge_task(folder: Path, log: str, nonce: str | None) -> dict[str, Any]:
+    """The verdict on the log of a task's own run_eval.sh."""
+    task = load_task(folder)
+    expected = json.loads((task.path / "tests/expected.json").read_text(encoding="utf-8"))
+    return _verdict(task.task_id, grade(log, expected, nonce=nonce))
 
 
 def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict[str, Any]:
-    name, reason = "", ""
+    name = ""
     try:
         record = json.loads(line)
         name = record["instance_id"]
@@ -88,25 +87,23 @@ def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict
             raise TypeError("instance_id and test_output have to be strings")
         if isinstance(row := instances.get(name), Instance):
             return judge(row, log)
-        reason = f"{where}: the rows have no {name}"
+        reason = f"the rows have no {name}"
     except (ValueError, RecursionError) as error:
-        reason = f"{where}: not JSON ({error})"
+        reason = f"not JSON ({error})"
     except (KeyError, TypeError) as error:
-        reason = f"{where}: want an object with instance_id and test_output ({error})"
-    return {
-        "instance_id": name,
-        "resolved": False,
-        "outcome": "grader_error",
-        "reason": reason,
-        "tests_status": {"FAIL_TO_PASS": NONE_FOUND, "PASS_TO_PASS": NONE_FOUND},
-    }
+        reason = f"want an object with instance_id and test_output ({error})"
+    return _verdict(name, {**NOT_JUDGED, "reason": f"{where}: {reason}"})
 
 
-def _outcome(report: dict[str, Any]) -> str:
+def _verdict(name: str, report: dict[str, Any]) -> dict[str, Any]:
+    """A report in the words of the official one."""
+    outcome = "resolved" if report["resolved"] else "unresolved"
     if report["infra"]:
-        return "grader_error"
-    if report["tamper"]:
-        return "tamper"
-    if report["reason"] == "the patch does not apply":
-        return "patch_rejected"
-    return "resolved" if report["resolved"] else "unresolved"
+        outcome = "grader_error"
+    elif report["tamper"]:
+        outcome = "tamper"
+    elif report["reason"] == "the patch does not apply":
+        outcome = "patch_rejected"
+    lists = {key.upper(): report[key] for key in ("fail_to_pass", "pass_to_pass")}
+    told = {"instance_id": name, "resolved": report["resolved"], "outcome": outcome}
+    return {**told, "reason": report["reason"], "tests_status": lists}

@@ -110,8 +110,8 @@ def own_section(log: str, exit_code: Optional[int], nonce: Optional[str]) -> Sec
 def official_section(log: str) -> Section:
     """The same of a log that a SWE-bench or SWE-Gym harness wrote, markers without a nonce."""
     reasons = [reason for marker, reason in REFUSALS.items() if marker in log]
-    start, end = log.rfind(START), log.rfind(END)
-    if START in log and END in log:
+    end = log.rfind(END)
+    if START in log and end >= 0:
         start = log.rfind(START, 0, end)
         text = log[start + len(START) : end]
         reasons += ["no start marker: the tests never began"] if start < 0 else []

@@ -5,8 +5,6 @@ In: a split name, a count and a seed. Out: NanoCase values (pure, thousands a se
 """
 
 from nanoswe_harbor.nano.build import build
-from nanoswe_harbor.nano.cases import SPLITS, Function, NanoCase, cases, fix_command
-from nanoswe_harbor.nano.words import BUGS, NOUNS, SENTENCES, THINGS, VERBS, WORDS, Bug
+from nanoswe_harbor.nano.cases import BUGS, SENTENCES, SPLITS, WORDS, NanoCase, cases, fix_command
 
-__all__ = ["BUGS", "NOUNS", "SENTENCES", "SPLITS", "THINGS", "VERBS", "WORDS"]
-__all__ += ["Bug", "Function", "NanoCase", "build", "cases", "fix_command"]
+__all__ = ["BUGS", "SENTENCES", "SPLITS", "WORDS", "NanoCase", "build", "cases", "fix_command"]

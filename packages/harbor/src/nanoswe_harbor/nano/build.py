@@ -25,13 +25,13 @@ def build(cases: Iterable[NanoCase], mirror: Path) -> list[Instance]:
 
 
 def _build(case: NanoCase, mirror: Path) -> Instance:
-    module = case.file_name.removesuffix(".py")
+    repo, module = case.instance_id.replace("__", "/"), case.file_name.removesuffix(".py")
     test_file = f"tests/test_{module}.py"
     others = tuple(f for f in case.functions if f.name != case.name)
     visible = _methods(case, others, methods=1)
     hidden = _methods(case, (case.target,), methods=POINTS)
     first = {
-        "README.md": f"# {case.repo.split('/')[1]}\n\nRun the tests: `python3 -m unittest`.\n",
+        "README.md": f"# {repo.split('/')[1]}\n\nRun the tests: `python3 -m unittest`.\n",
         case.file_name: module_text(others, "", ""),
         "tests/__init__.py": "",
         test_file: _test_module(module, visible),
@@ -46,11 +46,11 @@ def _build(case: NanoCase, mirror: Path) -> Instance:
         test_file: _test_module(module, visible | hidden),
     }
     commits = (("Start", first), (f"Add {case.name}", bug), (f"Fix {case.name}", fix))
-    base_commit = _import(mirror / f"{case.repo}.git", commits)
+    base_commit = _import(mirror / f"{repo}.git", commits)
     test_class = f"tests.test_{module}.Test{module.capitalize()}"
     return Instance(
         instance_id=case.instance_id,
-        repo=case.repo,
+        repo=repo,
         base_commit=base_commit,
         patch=_diff(case.file_name, case.file_text, fix[case.file_name]),
         test_patch=_diff(test_file, first[test_file], fix[test_file]),
@@ -69,7 +69,7 @@ def _methods(
     texts = {}
     module = module or case.file_name.removesuffix(".py")
     for function in functions:
-        rng = random.Random(f"{case.split}/{case.seed}/{case.index}/{function.name}")
+        rng = random.Random(f"{case.key}/{function.name}")
         for number in range(1, methods + 1):
             lines = []
             for a, b in _points(function.bug.family, rng):

@@ -1,7 +1,8 @@
 """Nano cases: what one nano repository says, as text; no disk, no git.
 
-In: a split, a count, a seed. Out: NanoCase values, each of (split, seed, index) alone. A function
-name belongs to one split by its hash, at any seed. Refuses (ValueError) an unknown split.
+In: a split, a count, a seed; the closed vocabulary of words.yaml. Out: NanoCase values, each of
+(split, seed, index) alone. A function name belongs to one split by its hash, at any seed. Refuses
+(ValueError) an unknown split.
 """
 
 import functools
@@ -9,11 +10,33 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 
-from nanoswe_harbor.nano.words import BUGS, NOUNS, SENTENCES, THINGS, VERBS, Bug
+import yaml
 
+FACTS = yaml.safe_load((resources.files(__package__) / "words.yaml").read_text(encoding="utf-8"))
 SPLITS = ("train", "heldout")
 HELDOUT_OF_256 = 96  # names whose hash byte is below this are held out
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One kind of bug: the issue's words, the fix, what stands there, the tempting wrong repair."""
+
+    kind: str
+    phrase: str
+    good: str
+    bug: str
+    tempting: str
+    family: str  # which argument values tell its operators apart: number, order or logic
+
+
+NOUNS, VERBS, THINGS = (tuple(FACTS[kind].split()) for kind in ("nouns", "verbs", "things"))
+BUGS = tuple(
+    Bug(*(cell.strip() for cell in line.split("|"))) for line in FACTS["bugs"].splitlines()
+)
+SENTENCES = tuple(FACTS["sentences"])
+WORDS = tuple(sorted({*NOUNS, *VERBS, *THINGS}))  # every word that a name is made of
 
 
 @dataclass(frozen=True)
@@ -33,15 +56,11 @@ class Function:
 
 @dataclass(frozen=True)
 class NanoCase:
-    """One repository with one bug. `good`, `bug`, `tempting` are expressions over `args`."""
+    """One repository with one bug. `good`, `bug`, `tempting` are expressions."""
 
-    split: str
-    seed: int
-    index: int
-    repo: str
+    key: str  # split, seed and index: what all else comes from
     instance_id: str
     name: str  # the function with the bug
-    args: tuple[str, str]
     kind: str
     file_name: str
     file_text: str  # with the bug
@@ -87,7 +106,8 @@ def names(split: str) -> tuple[str, ...]:
 
 
 def _case(split: str, seed: int, index: int) -> NanoCase:
-    rng = random.Random(f"{split}/{seed}/{index}")
+    key = f"{split}/{seed}/{index}"
+    rng = random.Random(key)
     module, other_module, *words = rng.sample(NOUNS, 14)
     pool = rng.sample(names(split), 5)
     arguments = [(words[2 * i], words[2 * i + 1]) for i in range(5)]
@@ -98,27 +118,20 @@ def _case(split: str, seed: int, index: int) -> NanoCase:
     rng.shuffle(own)
     others = tuple(functions[3 : rng.choice((3, 4, 5))])
     file_name = f"{module}.py"
-    good, bug, tempting = (
-        target.expression(t) for t in (target.bug.good, target.bug.bug, target.bug.tempting)
-    )
-    phrase = target.expression(target.bug.phrase)
+    phrase, bug = target.expression(target.bug.phrase), target.expression(target.bug.bug)
     a, b = target.args
     issue = rng.choice(SENTENCES).format(name=target.name, a=a, b=b, file=file_name, phrase=phrase)
     return NanoCase(
-        split=split,
-        seed=seed,
-        index=index,
-        repo=f"nano/{split}-{index:04d}",
+        key=key,
         instance_id=f"nano__{split}-{index:04d}",
         name=target.name,
-        args=target.args,
         kind=target.bug.kind,
         file_name=file_name,
         file_text=module_text(tuple(own), target.name, bug),
         issue=issue,
-        good=good,
+        good=target.expression(target.bug.good),
         bug=bug,
-        tempting=tempting,
+        tempting=target.expression(target.bug.tempting),
         functions=tuple(own),
         other_module=other_module if others else "",
         other_functions=others,
