@@ -93,12 +93,13 @@ def soak(session: nox.Session, package: str) -> None:
 
 @nox.session(python="3.11")
 def vllm(session: nox.Session) -> None:
-    """The proxy before a real vLLM server: its CPU build, which exists for this Python."""
-    session.run("tools/torch", session.virtualenv.bin + "/python", external=True)
-    install(session, VLLM, *TESTING, packages=("proxy",))
+    """A real vLLM server (its CPU build, which exists for this Python) behind proxy and trainer."""
+    install(session, VLLM, *TESTING, packages=tuple(SIBLINGS))
     # they come with vLLM, do not load beside the CPU build of torch, and break its imports
     session.run(*"python -m pip uninstall -qy torchvision torchaudio torchcodec".split())
-    session.run("pytest", "packages/proxy/tests/test_vllm.py", "-m", "interop", *session.posargs)
+    for package in ("proxy", "trainer"):
+        tests = f"packages/{package}/tests/test_vllm.py"
+        session.run("pytest", tests, "-m", "interop", *session.posargs)
 
 
 @nox.session

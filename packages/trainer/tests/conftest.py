@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 
 from nanoswe_trainer import tiny
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, load_decoder
+
+# In an environment of its own: `nox --session vllm`.
+collect_ignore = [] if find_spec("vllm") else ["test_vllm.py"]
 
 
 @pytest.fixture(autouse=True)

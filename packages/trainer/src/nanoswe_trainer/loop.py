@@ -9,7 +9,9 @@ it was. Refuses a folder made by another recipe.
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,8 @@ from nanoswe_harbor.task import load_tasks
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 from nanoswe_trainer import checkpoint, tiny
 from nanoswe_trainer.engine.local import LocalEngine
-from nanoswe_trainer.loop_rl import Step, train_rl
+from nanoswe_trainer.engine.vllm import serve_vllm
+from nanoswe_trainer.loop_rl import Step, TrainedEngine, train_rl
 from nanoswe_trainer.loop_sft import train_sft
 from nanoswe_trainer.metrics import eval_metrics, gain
 from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
@@ -177,13 +180,29 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
     return results
 
 
-async def rl_stage(run: Run, engine: LocalEngine, rollouts: Rollouts) -> None:
+@asynccontextmanager
+async def open_engine(run: Run) -> AsyncIterator[TrainedEngine]:
+    """The recipe's engine over the run's decoder, at the version where RL stands."""
+    cluster, version = run.recipe.cluster, run.pending("rl") or 0
+    sizes = {"slots": cluster.slots, "max_context": cluster.max_context}
+    if cluster.engine == "local":
+        engine = LocalEngine(run.decoder, compute=run.compute, **sizes)
+        engine.version = version
+        yield engine
+        return
+    async with serve_vllm(
+        run.decoder, run.folder / "weights", cluster.vllm, cluster.vllm_options,
+        bf16=cluster.bf16, version=version, compute=run.compute, **sizes,
+    ) as served:  # fmt: skip
+        yield served
+
+
+async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
     recipe, first = run.recipe, run.pending("rl")
     if first is None:
         return
     train = recipe.train
     worker = run.worker("rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm)
-    engine.version = first
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(step: Step) -> None:
@@ -210,14 +229,13 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
         (folder / "recipe.yaml").write_text(dump_recipe(recipe))
         try:
             await sft_stage(run)
-            engine = LocalEngine(
-                run.decoder, slots=recipe.cluster.slots, max_context=recipe.cluster.max_context,
-                compute=run.compute,
-            )  # fmt: skip
             await run.in_compute(torch.set_num_threads, recipe.cluster.engine_threads)
-            async with open_rollouts(
-                recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror
-            ) as rollouts:
+            async with (
+                open_engine(run) as engine,
+                open_rollouts(
+                    recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror
+                ) as rollouts,
+            ):
                 before = await eval_stage(run, "eval_before", 0, rollouts)
                 after = before
                 if recipe.train.steps:

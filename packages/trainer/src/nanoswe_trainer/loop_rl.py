@@ -23,6 +23,7 @@ from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.algo import clip_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
 from nanoswe_trainer.engine.local import LocalEngine
+from nanoswe_trainer.engine.vllm import VllmEngine
 from nanoswe_trainer.metrics import ages, rollout_metrics
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.rollout import Rollouts
@@ -30,6 +31,7 @@ from nanoswe_trainer.sched import Schedule
 from nanoswe_trainer.worker import Worker
 
 Sealed = dict[str, Trajectory]
+TrainedEngine = LocalEngine | VllmEngine
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Groups:
 
 
 async def train_rl(
-    recipe: TrainRecipe, worker: Worker, engine: LocalEngine, rollouts: Rollouts,
+    recipe: TrainRecipe, worker: Worker, engine: TrainedEngine, rollouts: Rollouts,
     tasks: Sequence[Task], first_step: int, ledger: dict[str, Any] | None,
     after_step: Callable[[Step], None], on_trial: Callable[[Trial], None],
 ) -> None:  # fmt: skip

@@ -6,6 +6,7 @@ was sampled.
 """
 
 import hashlib
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -67,6 +68,12 @@ class TrainSection(Section):
 
 
 class ClusterSection(Section):
+    engine: Literal["local", "vllm"] = "local"
+    """What samples: the trainer's own model in this process, or a vLLM server beside it."""
+    vllm: Path = Path(".vllm/bin/python")
+    """vllm: the Python that has it; `./just setup vllm` makes it."""
+    vllm_options: tuple[str, ...] = ("--enforce-eager",)
+    """vllm: more of the server's own options."""
     max_context: int = Field(default=256, ge=64)
     """Tokens of a conversation, observations included."""
     slots: int = Field(default=64, ge=1)

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from nanoswe_evalkit.agents.nano import NanoAgent
+from nanoswe_evalkit.agents.base import Agent
+from nanoswe_evalkit.evaluate import make_agent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.runner import read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
@@ -30,7 +31,7 @@ class Rollouts:
     """Made by `open_rollouts`."""
 
     def __init__(self, recipe: TrainRecipe, proxy: Proxy,
-                 sandboxes: SandboxFactory, agent: NanoAgent):  # fmt: skip
+                 sandboxes: SandboxFactory, agent: Agent):  # fmt: skip
         self.recipe, self._proxy = recipe, proxy
         self._sandboxes, self._agent = sandboxes, agent
         self._gate = asyncio.Semaphore(recipe.eval.concurrency)
@@ -81,7 +82,7 @@ async def open_rollouts(
 ) -> AsyncIterator[Rollouts]:  # fmt: skip
     """Start proxy and agent in front of an engine; stop them whatever happens."""
     proxy = Proxy(engine, renderer)
-    agent = NanoAgent(recipe.agent.max_turns)
+    agent = make_agent(recipe.agent)
     sandboxes = SandboxFactory(sandbox_kind, work, mirror, recipe.sandbox.limits())
     try:
         async with serve(proxy):

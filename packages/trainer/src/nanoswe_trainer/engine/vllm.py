@@ -1,0 +1,215 @@
+"""vLLM as the trainer's engine: a server of its own, whose weights are replaced between two steps.
+
+In: a Decoder, a folder to hand weights over in, the Python that has vLLM. Out: an `Engine` that
+samples while the trainer trains. New weights go through a safetensors file; turns under way go on
+from the tokens they have, under the next version. After each hand-over the server must give a
+prompt's continuation the logprobs that the trainer gives it. A server that dies is started again
+with the weights it had. Refuses (EngineError): a Python without vLLM, a server that does not come
+up, weights that the server does not speak with.
+"""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import torch
+
+from nanoswe_proxy.engine.base import Sampled, Sampling
+from nanoswe_proxy.engine.remote import RemoteEngine
+from nanoswe_proxy.errors import EngineError
+from nanoswe_trainer.logprob import token_logprobs
+from nanoswe_trainer.model import Decoder, save_decoder
+from nanoswe_trainer.pack import Row, pack
+
+T = TypeVar("T")
+START_SEC = 900.0
+MAX_RESTARTS = 3
+PROBE_TOKENS = 8
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.2}  # greatest |logprob difference| of the probe
+ENV = {
+    "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+}  # fmt: skip
+
+
+class VllmEngine:
+    """Made by `serve_vllm`."""
+
+    def __init__(self, decoder: Decoder, folder: Path, command: list[str], dtype: str,
+                 max_context: int, compute: ThreadPoolExecutor):  # fmt: skip
+        self.decoder, self.folder, self.command = decoder, folder.resolve(), command
+        self.dtype, self.max_context, self._compute = dtype, max_context, compute
+        self.generated, self.version, self.failed = 0, 0, ""
+        self._remote: RemoteEngine | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._up = asyncio.Event()
+
+    async def generate(
+        self, session: str, ids: Sequence[int], sampling: Sampling
+    ) -> AsyncIterator[Sampled]:
+        await self._up.wait()
+        async for sampled in self._server().generate(session, ids, sampling):
+            self.generated += 1
+            yield sampled
+
+    async def release(self, session: str) -> None:
+        if self._remote:
+            await self._remote.release(session)
+
+    async def update(self, change: Callable[[], T]) -> T:
+        """Change the weights, sampling going on meanwhile, and hand them over as a new version."""
+        done = await self._computed(change)
+        path = await self._computed(lambda: self._write(self.version + 1))
+        await self._up.wait()
+        remote = self._server()
+        await remote.pause()
+        await self._load(path)
+        self.version += 1
+        await remote.resume(self.version)
+        await self.probe()
+        return done
+
+    async def probe(self) -> float:
+        """The greatest difference between the server's and the trainer's logprobs of a few sampled
+        tokens. Raises EngineError beyond the tolerance of the number format.
+        """
+        vocabulary = self.decoder.config.vocab_size
+        ids = [(7 * i + self.version) % vocabulary for i in range(1, 25)]
+        sampling = Sampling(1.0, PROBE_TOKENS, (), f"probe/{self.version}")
+        drawn = [s async for s in self._server().generate("probe", ids, sampling)]
+        await self.release("probe")
+        weights = [0.0] * len(ids) + [1.0] * len(drawn)
+        row = Row((*ids, *(s.token for s in drawn)), tuple(weights))
+
+        def trainers() -> torch.Tensor:
+            with torch.no_grad():
+                return token_logprobs(self.decoder, pack([row]))[0]
+
+        ours = await self._computed(trainers)
+        gap = float((ours - torch.tensor([s.logprob for s in drawn])).abs().max())
+        if not gap <= TOLERANCE[self.dtype]:
+            text = f"at version {self.version} the server's logprobs differ from the trainer's"
+            raise EngineError(f"{text} by up to {gap:.3g}: it does not sample with these weights")
+        return gap
+
+    async def start(self) -> None:
+        """Start the server on the newest weights. Its output goes to `folder`/vllm.log."""
+        path = self.folder / f"{self.version:06}"
+        if not path.exists():
+            path = await self._computed(lambda: self._write(self.version))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        url, log = f"http://127.0.0.1:{port}", self.folder / "vllm.log"
+        env = os.environ | ENV | {"PYTHONPATH": str(Path(__file__).parent)}
+        with log.open("ab") as file:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command, "--model", str(path), "--port", str(port), env=env,
+                stdout=file, stderr=file, start_new_session=True
+            )  # fmt: skip
+        async with httpx.AsyncClient(base_url=url, timeout=5) as client:
+            async with asyncio.timeout(START_SEC):
+                while not await _healthy(client):
+                    if self._process.returncode is not None:
+                        last = log.read_text(errors="replace")[-600:]
+                        raise EngineError(f"vLLM did not start; {log} ends: {last}")
+                    await asyncio.sleep(0.3)
+        spec = asyncio.to_thread(RemoteEngine.from_spec, url, path)
+        self._remote = await spec
+        self._remote.version = self.version
+        await self.probe()
+        self._up.set()
+
+    async def keep_up(self) -> None:
+        """Start the server again when it dies; what was under way fails and is tried again."""
+        for _ in range(MAX_RESTARTS):
+            assert self._process is not None
+            await self._process.wait()
+            self._up.clear()
+            try:
+                await self.start()
+            except (EngineError, OSError, TimeoutError) as error:
+                self.failed = str(error)
+                break
+        else:
+            self.failed = f"vLLM died more than {MAX_RESTARTS} times"
+        self._up.set()  # nobody waits for what will not come: `_server` says why
+
+    async def stop(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.terminate()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), 20)
+            with suppress(ProcessLookupError):  # its workers too
+                os.killpg(self._process.pid, 9)
+            await self._process.wait()
+
+    def _server(self) -> RemoteEngine:
+        if self.failed or self._remote is None:
+            raise EngineError(self.failed or "vLLM has not started")
+        return self._remote
+
+    async def _load(self, path: Path) -> None:
+        url, body = self._server().upstream.url, {"method": "load_folder", "args": [str(path)]}
+        async with httpx.AsyncClient(timeout=600) as client:
+            answer = await client.post(f"{url}/collective_rpc", json=body)
+        if answer.is_error:
+            raise EngineError(f"vLLM did not take {path}: {answer.status_code} {answer.text[:300]}")
+
+    def _write(self, version: int) -> Path:
+        """The decoder's weights as a model folder, whole or absent; the one before is kept."""
+        path, part = self.folder / f"{version:06}", self.folder / f"{version:06}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+        save_decoder(self.decoder, part)
+        part.rename(path)
+        for old in sorted(self.folder.glob("[0-9]" * 6))[:-2]:
+            shutil.rmtree(old)
+        return path
+
+    async def _computed(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, function)
+
+
+async def _healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@asynccontextmanager
+async def serve_vllm(
+    decoder: Decoder, folder: Path, python: Path, options: Sequence[str], *, max_context: int,
+    slots: int, bf16: bool, version: int, compute: ThreadPoolExecutor,
+) -> AsyncIterator[VllmEngine]:  # fmt: skip
+    """A server for the time of the block. `options` go to vLLM as they are."""
+    if not python.is_file():
+        raise EngineError(f"{python}: no such Python; ./just setup vllm, or set cluster.vllm")
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = "bfloat16" if bf16 else "float32"
+    fixed = {
+        "--served-model-name": "policy", "--dtype": dtype, "--host": "127.0.0.1",
+        "--max-model-len": max_context, "--max-num-seqs": slots,
+        "--worker-extension-cls": "vllm_worker.Weights", "--logprobs-mode": "processed_logprobs",
+    }  # fmt: skip
+    command = [str(python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
+    command += [str(x) for pair in fixed.items() for x in pair]
+    command += ["--enable-scale-out", "--skip-tokenizer-init", *options]
+    engine = VllmEngine(decoder, folder, command, dtype, max_context, compute)
+    engine.version = version
+    keeper: asyncio.Task[None] | None = None
+    try:
+        await engine.start()
+        keeper = asyncio.create_task(engine.keep_up())
+        yield engine
+    finally:
+        if keeper:
+            keeper.cancel()
+        await engine.stop()
