@@ -1,6 +1,8 @@
 """checkout: the future is gone, nothing of the host leaks in, and bad requests are refused."""
 
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,15 @@ def test_the_fix_is_not_in_the_checkout(nano: Path, tmp_path: Path) -> None:
     assert git(tree, "tag").strip() == git(tree, "remote").strip() == b""
     assert git(tree, "status", "--porcelain") == b""
     assert git(tree, "fsck", "--full", "--unreachable", "--no-reflogs") == b""
+
+
+def test_the_mirror_may_be_on_another_filesystem(nano: Path, tmp_path: Path) -> None:
+    task = load_tasks(nano / "heldout")[0]
+    shutil.copytree(nano / "mirror", tmp_path / 'a : "mirror"')
+    other = "/dev/shm" if Path("/dev/shm").stat().st_dev != tmp_path.stat().st_dev else tmp_path
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        checkout(task.repo, task.base_commit, tmp_path / 'a : "mirror"', Path(folder, "tree"))
+        assert git(Path(folder, "tree"), "status", "--porcelain") == b""
 
 
 def test_hooks_and_configuration_of_the_host_do_not_run(

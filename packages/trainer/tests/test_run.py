@@ -132,6 +132,17 @@ def test_an_evaluation_that_was_killed_goes_on(
         assert ids[0] == ids[1]
 
 
+def test_trials_that_cannot_be_judged_end_in_one_line(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mirror" / "nano").mkdir(parents=True)
+    broken = [f"tasks.mirror={tmp_path / 'mirror'}", "sft.steps=0"]
+    done = subprocess.run(
+        command(recipe, tmp_path, *broken), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    said = done.stderr[done.stderr.index("error: ") :]
+    assert "no trial could be judged" in said and "no such bare repository" in said
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_sampling_ahead_is_bounded_and_trains_each_group_once(
     recipe: Path, tmp_path: Path, killed: bool

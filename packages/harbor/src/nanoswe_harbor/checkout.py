@@ -7,6 +7,7 @@ fetches. Refuses (CheckoutError) a missing mirror or commit, a used destination,
 not so.
 """
 
+import json
 import os
 import re
 import shutil
@@ -105,7 +106,11 @@ def _fill(source: Path, base_commit: str, dest: Path) -> None:
     tags = _older_tags(source, base_commit)
     revs = "".join(f"{commit}\n" for commit in (base_commit, *tags.values()))
     pack = str((dot_git / "objects/pack/pack").absolute())
-    git(source, "pack-objects", "--revs", "--quiet", "--threads=1", pack, stdin=revs.encode())
+    # Run in `dest`, so that its temporary files are on the filesystem where the pack goes.
+    quoted = json.dumps(str((source / "objects").absolute()), ensure_ascii=False)
+    borrow = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": quoted}
+    make = ("pack-objects", "--revs", "-q", "--threads=1", pack)
+    git(dest, *make, stdin=revs.encode(), env=borrow)
     (dot_git / "packed-refs").write_text("".join(f"{tags[name]} {name}\n" for name in sorted(tags)))
     (dot_git / "refs/heads/main").write_text(f"{base_commit}\n")
     git(dest, "read-tree", "--reset", "-u", base_commit)

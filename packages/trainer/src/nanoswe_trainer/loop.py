@@ -40,6 +40,10 @@ STAGES = ("sft", "eval_before", "rl", "eval_after", "done")
 RECORDS = ("trials.jsonl", "trajectories.jsonl", "metrics.jsonl")
 
 
+class RunError(RuntimeError):
+    """The run cannot go on; the message says why and what to do."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains:
@@ -170,6 +174,9 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
             run.heldout, attempts, f"{letter}{step:05}", temperature=temperature, on_trial=on_trial,
             path=recorded, trajectories_path=run.folder / "trajectories.jsonl",
         )  # fmt: skip
+        if all(trial.reward is None for trial in trials):
+            text = f"no trial could be judged; the first: {trials[0].error or trials[0].outcome}"
+            raise RunError(f"{text}. Put that right and run again: it resumes")
         numbers = eval_metrics(trials, attempts)
         numbers["trials_per_sec"] = len(trials) / (time.monotonic() - began)
         run.tracker.log(
