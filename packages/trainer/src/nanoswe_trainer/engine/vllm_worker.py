@@ -7,6 +7,8 @@ is found by its folder on PYTHONPATH.
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 
 class Weights:
     """Mixed into vLLM's worker class."""
@@ -15,8 +17,6 @@ class Weights:
 
     def load_folder(self, folder: str) -> None:
         """`model.load_weights` alone would fail on a CPU, where vLLM repacks what it loads."""
-        from safetensors.torch import load_file
-
         tensors = load_file(Path(folder) / "model.safetensors")
         self.model_runner.reload_weights(weights_iterator=iter(tensors.items()))
         # A tied head is a packed copy of the embeddings there, which nothing else renews.
