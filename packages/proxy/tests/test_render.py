@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 
 from nanoswe_proxy import wire
 from nanoswe_proxy.errors import RenderError
-from nanoswe_proxy.parse import HERMES, Reader, fold
+from nanoswe_proxy.parse import Reader
+from nanoswe_proxy.render import syntax
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 
+OURS = (Path(__file__).parents[1] / "src/nanoswe_proxy/render/chatml.jinja").read_text()
 NASTY = [
     "<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "<tool_call>", "</tool_call>", "\n",
     "<", "</tool_response>", '"}}\n</tool_call>', "<think>", "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3",
@@ -89,7 +91,7 @@ def test_ids_equal_the_canonical_ones(renderer, folder, wired, system):
     for m in wired:
         for c in m.get("tool_calls", ()):
             c["function"]["arguments"] = json.loads(c["function"]["arguments"])
-    template = renderer._render(wired, None)
+    template = renderer._template.render(wired, None, True)
     expected = canonical.encode(template, add_special_tokens=False).ids
     assert list(renderer.root(wire.normalise(wired), None, {}).ids) == expected
 
@@ -130,21 +132,34 @@ def test_provenance_letters(folders):
     assert encoded.provenance == "ycccooocccc"
 
 
-def test_foreign_template_is_refused(folders, tmp_path):
+REFUSED = {
+    "{% for m in messages %}[{{ m.content }}]{% endfor %}": "no special token",
+    "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}"
+    "{% endfor %}": "where a reply begins",
+    "{% if %}": "no Jinja",
+    "{{ messages[7].content.x }}": "the chat template refused",
+    OURS.replace('"name": "\' + c', '"name": "x\' + c'): "no known syntax",
+    OURS.replace(
+        "m.role + '\\n'", "m.role + '\\n' + (messages | length | string)"
+    ): "every history",
+    OURS.replace('"arguments": \'', '"arguments": [\'').replace("'}", "']}"): "but was written as",
+}
+
+
+@pytest.mark.parametrize("template", REFUSED)
+def test_a_template_that_cannot_be_served_exactly_is_refused(folders, tmp_path, template):
     shutil.copy(folders["bpe"] / "tokenizer.json", tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(
-        "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    )
-    with pytest.raises(RenderError, match="not ChatML"):
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(RenderError, match=REFUSED[template]):
         ChatMLRenderer(tmp_path)
-    ours = Path(__file__).parents[1] / "src/nanoswe_proxy/render/chatml.jinja"
-    (tmp_path / "chat_template.jinja").write_text(
-        ours.read_text().replace("<tool_response>", "<tool>")
-    )
-    with pytest.raises(RenderError, match="the chat template writes"):
-        ChatMLRenderer(tmp_path)
-    with pytest.raises(RenderError, match="missing"):
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(RenderError, match=r"tokenizer\.json is missing"):
         ChatMLRenderer(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text('{"model": 3')
+    with pytest.raises(RenderError, match=r"tokenizer\.json is no tokenizer"):
+        ChatMLRenderer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +195,15 @@ def test_parse(folders, said, status, content, names):
 
 
 PIECES = [*NASTY, "</think>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "\n\n"]
+
+
+def fold(renderer, grammar, ids, truncated):
+    reader = Reader(renderer.codec, grammar, renderer.stop_ids)
+    reader.feed(ids)
+    reader.end(truncated)
+    return reader.parsed
+
+
 replies = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=8)
 
 
@@ -188,7 +212,7 @@ def generations(draw, renderer):
     """Replies in canonical ids or in pieces, with noise, cut off or not."""
     codec, ids = renderer.codec, []
     for piece in draw(replies):
-        encode = draw(st.sampled_from([codec.full, codec.content])).encode
+        encode = draw(st.sampled_from([codec.full, codec._content])).encode
         ids += encode(piece, add_special_tokens=False).ids
     noise = draw(st.lists(st.integers(0, codec.full.get_vocab_size() + 2), max_size=3))
     at = draw(st.integers(0, len(ids)))
@@ -197,6 +221,8 @@ def generations(draw, renderer):
     return (ids if truncated else [*ids, renderer.end_id]), truncated
 
 
+ONE = f'<tool_call>\n{{"name": "{syntax.NAME}", "arguments": {{"key": "value"}}}}\n</tool_call>'
+HERMES = syntax.learn(ONE, None)
 GRAMMARS = {
     "plain": HERMES,
     "think": replace(HERMES, think=("<think>", "</think>")),
@@ -210,7 +236,7 @@ def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
     renderer = ChatMLRenderer(folders["bpe"])
     ids, truncated = data.draw(generations(renderer))
     reader = Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids)
-    whole = fold(Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids), ids, truncated)
+    whole = fold(renderer, GRAMMARS[grammar], ids, truncated)
     deltas, rest = [], ids
     while rest:
         size = data.draw(st.integers(1, len(rest)))
@@ -238,7 +264,7 @@ def test_spans_tell_the_parts(folders):
     renderer = ChatMLRenderer(folders["bpe"])
     said = '<think>\nhm\n</think>\n\nso\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     ids = [*renderer.codec.full.encode(said, add_special_tokens=False).ids, renderer.end_id]
-    parsed = fold(Reader(renderer.codec, GRAMMARS["think"], renderer.stop_ids), ids, False)
+    parsed = fold(renderer, GRAMMARS["think"], ids, False)
     assert (parsed.reasoning, parsed.content, parsed.status) == ("hm", "so", "calls")
     spelled = [(s.kind, renderer.codec.decode(ids[s.start : s.end])) for s in parsed.spans]
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -251,7 +277,7 @@ def test_spans_tell_the_parts(folders):
 def test_a_tag_spelled_in_pieces_is_text(folders):
     renderer = ChatMLRenderer(folders["bpe"])
     said = 'x<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>y'
-    ids = renderer.codec.content.encode(said, add_special_tokens=False).ids
+    ids = renderer.codec._content.encode(said, add_special_tokens=False).ids
     parsed = renderer.parse([*ids, renderer.end_id], truncated=False)
     assert (parsed.content, parsed.status) == (said, "text")
 

@@ -66,6 +66,10 @@ class LogError(ProxyError):
     code = "log_error"
 
 
+class TemplateRefused(RenderError, BadRequest):
+    status, code, kind = 400, "template_refused", "invalid_request_error"
+
+
 class Unextendable(RenderError):
     """The path cannot go on by extension: the next prompt is a new root. `reason` is a fork's."""
 

@@ -1,31 +1,27 @@
 """One incremental parser: sampled ids in, deltas of reasoning, content and tool calls out.
 
-A reply that is not streamed is the fold of the stream, so the two cannot differ, however the ids
-are cut into chunks. A character that is spread over several ids waits for its last one. A call is
-held back until it is whole and well-formed, then comes as one name and one arguments delta; a call
-that never is well-formed comes as content, spelled as the model spelled it, and the status of the
-reply is `malformed`. No text is lost but newlines that set calls and reasoning apart. A tag that is
-a token of the tokenizer counts only as that token: spelled in pieces it is text.
+A reply that is not streamed is the fold of the stream. A character waits for the last of its ids. A
+call is held back until it is well-formed, then comes as one name and one arguments delta; one that
+never is comes as content, and the status is `malformed`. No text is lost but newlines that set
+calls and reasoning apart. A tag that is a token counts only as that token: in pieces it is text.
 """
 
 import codecs
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from nanoswe_proxy.errors import RenderError
-from nanoswe_proxy.render.base import Call, Delta, Parsed, Span
 from nanoswe_proxy.render.codec import BREAK, Codec, clean, escape
+from nanoswe_proxy.render.types import Call, Delta, Parsed, Span
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """How a family writes replies: tags, and `read`, which gets the text of calls, tags included.
-
-    An empty `close`: a call lasts to the end. `anchored`: a call opens only where the reply begins.
-    `thinking`: the generation prompt has opened the reasoning.
+    """How replies are written. `read` gets the text of calls, tags included; without a `close` a
+    call lasts to the end; `anchored`, it opens only where the reply begins. `thinking`: the
+    generation prompt has opened the reasoning.
     """
 
     opens: tuple[str, ...]
@@ -86,11 +82,9 @@ class Reader:
         """The rest. What is left of a character that was cut off is served as nothing."""
         if not truncated:
             self._buffer += self._mark(self._bytes.decode(b"", final=True))
-        deltas = list(self._scan())
-        if self._mode == "call":
-            deltas += self._end_call()
+        deltas = [*self._scan(), *(self._end_call() if self._mode == "call" else ())]
         kept = self._buffer.rstrip("\n") if self._mode == "reasoning" else self._buffer
-        if kept and not (self._bare and self._calls and not kept.strip("\n")):
+        if kept.strip("\n") or not (self._bare and self._calls):
             deltas += self._say(len(kept))
         status = "malformed" if self._malformed else "calls" if self._calls else "text"
         content, reasoning = ("".join(self._said[k]) for k in ("content", "reasoning"))
@@ -105,27 +99,21 @@ class Reader:
         while True:
             if self._mode == "call":
                 found = self._buffer.find(self._close, self._searched) if self._close else -1
+                self._searched = max(self._searched, len(self._buffer) - len(self._close) + 1)
                 if found < 0:
-                    self._searched = max(self._searched, len(self._buffer) - len(self._close) + 1)
                     return
                 self._searched = found + 1  # the tag may stand in an argument
                 yield from self._add(found + len(self._close))
                 continue
-            tags = self._tags()
+            first = self._bare and len(self._bounds) == 1
+            opens = self._opens if first or not self._grammar.anchored else []
+            tags = [*opens, self._close, self._think_open if first else ""]
+            tags = [t for t in (tags if self._mode == "content" else [self._think_close]) if t]
             hits = [(i, -len(t), t) for t in tags if (i := self._buffer.find(t)) >= 0]
             if not hits:
                 yield from self._say(self._decided(tags))
                 return
-            found, _, tag = min(hits)
-            yield from self._turn(found, tag)
-
-    def _tags(self) -> list[str]:
-        if self._mode == "reasoning":
-            return [self._think_close]
-        first = self._bare and len(self._bounds) == 1
-        opens = self._opens if first or not self._grammar.anchored else []
-        tags = [*opens, self._close, self._think_open if first else ""]
-        return [t for t in tags if t]
+            yield from self._turn(min(hits)[0], min(hits)[2])
 
     def _turn(self, found: int, tag: str) -> Iterator[Delta]:
         """The buffer has `tag` at `found`: what comes before it, then the mode that it begins."""
@@ -136,12 +124,9 @@ class Reader:
         text = len(self._buffer[:found].rstrip("\n"))
         yield from self._say(text)
         self._gap = self._take(found - text)
-        if tag == self._think_close:
+        if tag in (self._think_open, self._think_close):
             self._take(len(tag))
-            self._begin("content", trim=True)
-        elif tag == self._think_open:
-            self._take(len(tag))
-            self._begin("reasoning", trim=True)
+            self._begin("reasoning" if tag == self._think_open else "content", trim=True)
         else:
             self._searched = 0
             self._begin("call")
@@ -207,33 +192,3 @@ class Reader:
                 yield Span(kind, start, end)
         if self._stopped:
             yield Span("end", size, size + 1)
-
-
-def fold(reader: Reader, ids: Sequence[int], truncated: bool) -> Parsed:
-    """The reply that a whole generation spells."""
-    reader.feed(ids)
-    reader.end(truncated)
-    return reader.parsed
-
-
-def read_hermes(text: str) -> Sequence[Call] | None:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`"""
-    call = read_call(text.removeprefix("<tool_call>").removesuffix("</tool_call>"), "arguments")
-    return [call] if call else None
-
-
-def read_call(text: str, key: str) -> Call | None:
-    """A JSON object with a name and, under `key`, arguments."""
-    try:
-        value = json.loads(text)
-        name, arguments = value["name"], value[key]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
-
-
-HERMES = Grammar(("<tool_call>",), "</tool_call>", read_hermes)

@@ -1,173 +1,162 @@
 """Two tokenizers in one: structural ids come from scaffold only, never from content.
 
-In: marked text, where content stands between OPEN and CLOSE (`guard`) or has its structural
-spellings broken (`defuse`). Out: ids and provenance. The text between two structural tokens is
-encoded as one run by a content tokenizer that cannot spell them, so ids equal the canonical ones
-wherever content spells nothing structural. Refuses (RenderError) an encode that contains a
-structural id after all: checked on every run.
+In: text with marks around content and replies. Out: ids and provenance. A copy of the tokenizer in
+which structural tokens have unguessable names encodes the whole text at once: ids are the canonical
+ones wherever content spells nothing structural. Refuses (RenderError) an encode whose structural
+ids are not scaffold's: checked every time.
 """
 
 import json
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
 from nanoswe_proxy.errors import RenderError
-from nanoswe_proxy.render.base import Encoded
+from nanoswe_proxy.render.types import Encoded
 
 # Unicode noncharacters: no text may legally contain them, and text that does is escaped.
-OPEN, CLOSE, BREAK, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-_MARKS = re.compile("[\ufdd0-\ufdd3]")
-_STRIP = re.compile("\ufdd2|\ufdd3([a-d])")
-_SIDES = re.compile("([\ufdd0\ufdd1])")
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+OPEN, CLOSE, BREAK, ESCAPE, SAID, UNSAID, ANCHOR = map(chr, range(0xFDD0, 0xFDD7))
+_MARKS = re.compile("[\ufdd0-\ufdd6]")
+_STRIP = re.compile("\ufdd2|\ufdd3([a-g])")
+_SIDES = re.compile("([\ufdd0\ufdd1\ufdd4\ufdd5])")
+_ANCHORS = re.compile("\ufdd6.*?\ufdd6")
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are their own letter
 _OTHERS = [b for b in range(256) if b not in _PRINTED]
 _ALPHABET = {chr(b): b for b in _PRINTED} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
-_TAG = re.compile(r"\s*</?[^<>\s]+>\s*")
+_TAG = re.compile(r"\s*[<\[]/?[^<>\[\]\s]+[>\]]\s*")
 
 
 class Codec:
-    """Encodes and decodes for one tokenizer.json. Immutable after construction."""
+    """Encodes and decodes for one tokenizer.json."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise RenderError(f"{file} is missing: give a model folder with a tokenizer.json")
-        spec = json.loads(file.read_text(encoding="utf-8"))
-        self.full = Tokenizer.from_str(json.dumps(spec))
-        added = spec.get("added_tokens", [])
+        try:
+            spec = json.loads(file.read_text(encoding="utf-8"))
+            self.full = Tokenizer.from_str(json.dumps(spec))
+        except Exception as error:  # tokenizers raises Exception itself
+            raise RenderError(f"{file} is no tokenizer: {error}") from error
+        added = spec.get("added_tokens") or []
         special = [t["content"] for t in added if t["special"]]
         # `<think>` and its like have special=false and carry structure all the same.
         tags = [t["content"] for t in added if not t["special"] and _TAG.fullmatch(t["content"])]
-        wanted = {*special, *tags}
-        self.structural = {t["content"]: int(t["id"]) for t in added if t["content"] in wanted}
-        if any(len(t) < 2 for t in self.structural):
-            raise RenderError(f"{file}: a structural token of one character cannot be guarded")
-        self._ids = frozenset(self.structural.values())
-        self._split = re.compile(f"({_longest_first(self.structural)})")
-        self._every_start = _starts(self.structural)
-        self._special_start = _starts(special)
+        ids = {t["content"]: int(t["id"]) for t in added}
+        self.structural = {t: ids[t] for t in (*special, *tags)}
         self.names = {i: t for t, i in self.structural.items()}
-        self.content = Tokenizer.from_str(json.dumps(_renamed(spec, self.structural)))
-        self._context = self.content.encode("a", add_special_tokens=False).ids[-1:]
+        # What stands for text that the vocabulary lacks is no structure.
+        unknown = self.structural.get(str(spec["model"].get("unk_token")))
+        self._ids = frozenset(self.structural.values()) - {unknown}
+        self.structure = re.compile(_longest_first(self.structural))
+        self._every_start = _starts([*self.structural])
+        self._special_start = _starts(special)
+        self._secret = {t: OPEN + secrets.token_hex(16) for t in self.structural}
+        self._content = Tokenizer.from_str(json.dumps(_renamed(spec, self._secret)))
+        self._context = self._content.encode("a", add_special_tokens=False).ids[-1:]
         self._spelled: dict[tuple[int, bool], bytes] = {}
 
     def spell(self, token: int, *, first: bool) -> bytes:
         """The bytes of an ordinary token where it stands; some decoders strip a first space."""
-        key = (token, first)
-        if key not in self._spelled:
-            text = self.decode([token] if first else [*self._context, token])
-            text = text if first else text.removeprefix(self.decode(self._context))
-            name = self.full.id_to_token(token) or ""
-            # A token that is no whole character: its name says its bytes.
-            self._spelled[key] = _raw(name) if "\ufffd" in text else text.encode()
-        return self._spelled[key]
+        if (token, first) not in self._spelled:
+            context = [] if first else self._context
+            text = self.decode([*context, token]).removeprefix(self.decode(context))
+            raw = text.encode()
+            if "\ufffd" in text:  # no whole character: the token's name says its bytes
+                name = self.full.id_to_token(token) or ""
+                byte = _BYTE.fullmatch(name)
+                letters = bytes(_ALPHABET[c] for c in name if c in _ALPHABET)
+                raw = bytes([int(byte[1], 16)]) if byte else letters or raw
+            self._spelled[token, first] = raw
+        return self._spelled[token, first]
 
     def guard(self, text: str) -> str:
-        """Content that nobody trusts: no structural token can begin, end or lie in it."""
-        return OPEN + self._every_start.sub(r"\g<0>" + BREAK, escape(text)) + CLOSE
+        """Content that nobody trusts. White space stays outside: templates may trim it."""
+        inner = text.strip()
+        before, _, after = text.partition(inner) if inner else (text, "", "")
+        return before + (OPEN + self.defuse(inner) + CLOSE if inner else "") + after
 
     def defuse(self, text: str, *, tags: bool = False) -> str:
         """Like `guard`, but neighbours may join. With `tags`, non-special tags pass."""
-        return (self._special_start if tags else self._every_start).sub(
-            r"\g<0>" + BREAK, escape(text)
-        )
+        starts = self._special_start if tags else self._every_start
+        return starts.sub(r"\g<0>" + BREAK, escape(text))
 
-    def encode(self, marked: str, outside: str, inside: str) -> Encoded:
-        """Ids of marked text; `inside` is the provenance of guarded content."""
-        ids: list[int] = []
-        provenance: list[str] = []
-        for i, part in enumerate(self._split.split(marked)):
-            if i % 2:
-                ids.append(self.structural[part])
-                provenance.append(outside)
-            elif part:
-                run, kinds = self._run(part, outside, inside)
-                ids += run
-                provenance.append(kinds)
-        return Encoded(tuple(ids), "".join(provenance))
+    def encode(self, marked: str, outside: str, inside: str, said: str = "f") -> Encoded:
+        """Ids of marked text, with the provenance of scaffold, guarded content and replies."""
+        text, edges, structure = "", [], []
+        guarded = speaking = False
+        for piece in _SIDES.split(_ANCHORS.sub("", marked)):
+            if piece in (OPEN, CLOSE):
+                guarded = piece == OPEN
+            elif piece in (SAID, UNSAID):
+                speaking = piece == SAID
+            elif piece:
+                edges.append((len(text), said if speaking else inside if guarded else outside))
+                if not guarded:
+                    structure += [self.structural[t] for t in self.structure.findall(piece)]
+                    piece = self.structure.sub(lambda m: self._secret[m[0]], piece)
+                text += clean(piece)
+        encoding = self._content.encode(text, add_special_tokens=False)
+        if [i for i in encoding.ids if i in self._ids] != [i for i in structure if i in self._ids]:
+            raise RenderError("content was about to encode to a structural token")
+        return Encoded(tuple(encoding.ids), _kinds(encoding, edges))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, structural tokens spelled out."""
         return self.full.decode(list(ids), skip_special_tokens=False)
 
-    def _run(self, part: str, outside: str, inside: str) -> tuple[list[int], str]:
-        text, edges, kind = "", [], outside
-        for piece in _SIDES.split(part):
-            if piece in (OPEN, CLOSE):
-                kind = inside if piece == OPEN else outside
-            elif piece:
-                edges.append((len(text), kind))
-                text += clean(piece)
-        encoding = self.content.encode(text, add_special_tokens=False)
-        if not self._ids.isdisjoint(encoding.ids):
-            raise RenderError("content was about to encode to a structural token")
-        return encoding.ids, _kinds(encoding, edges)
+
+def map_strings(value: Any, change: Callable[[str], str], keys: Callable[[str], str]) -> Any:
+    """A JSON value with every string changed."""
+    if isinstance(value, dict):
+        return {keys(str(k)): map_strings(v, change, keys) for k, v in value.items()}
+    if isinstance(value, list):
+        return [map_strings(v, change, keys) for v in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def _kinds(encoding: Encoding, edges: list[tuple[int, str]]) -> str:
     """One letter per id; a token that straddles an edge belongs to the side where it starts."""
-    n = len(encoding.ids)
-    if len(edges) <= 1:
-        return edges[0][1] * n if edges else ""
     offsets = encoding.offsets
-    cuts = [bisect_left(offsets, at, key=lambda span: span[0]) for at, _ in edges] + [n]
+    cuts = [bisect_left(offsets, at, key=lambda span: span[0]) for at, _ in edges] + [len(offsets)]
     return "".join(k * (b - a) for (_, k), a, b in zip(edges, cuts[:-1], cuts[1:], strict=True))
 
 
 def escape(text: str) -> str:
     """Text in which marks of ours stand for nothing."""
-    return _MARKS.sub(lambda m: ESCAPE + "abcd"[ord(m[0]) - 0xFDD0], text)
+    return _MARKS.sub(lambda m: ESCAPE + "abcdefg"[ord(m[0]) - 0xFDD0], text)
 
 
 def clean(text: str) -> str:
     """The inverse of `escape`; breaks are gone."""
-    return _STRIP.sub(_unescape, text)
-
-
-def _raw(name: str) -> bytes:
-    """The bytes that a token's name stands for: `<0x0A>`, or the alphabet of byte-level BPE."""
-    if _BYTE.fullmatch(name):
-        return bytes([int(name[3:-1], 16)])
-    return bytes(_ALPHABET[c] for c in name if c in _ALPHABET) or name.encode()
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return chr(0xFDD0 + "abcd".index(match[1])) if match[1] else ""
+    return _STRIP.sub(lambda m: chr(0xFDD0 + ord(m[1]) - ord("a")) if m[1] else "", text)
 
 
 def _longest_first(tokens: Iterable[str]) -> str:
     return "|".join(re.escape(t) for t in sorted(tokens, key=len, reverse=True)) or r"(?!)"
 
 
-def _starts(tokens: Iterable[str]) -> re.Pattern[str]:
+def _starts(tokens: Sequence[str]) -> re.Pattern[str]:
     """Matches the first character of every spelling, overlapping ones too."""
-    firsts: dict[str, list[str]] = {}
-    for token in tokens:
-        firsts.setdefault(token[0], []).append(token[1:])
-    return re.compile(
-        "|".join(f"{re.escape(c)}(?={_longest_first(rests)})" for c, rests in firsts.items())
-        or r"(?!)"
-    )
+    rests = {c: [t[1:] for t in tokens if t[0] == c] for c in {t[0] for t in tokens}}
+    firsts = [f"{re.escape(c)}(?={_longest_first(r)})" for c, r in rests.items()]
+    return re.compile("|".join(firsts) or r"(?!)")
 
 
-def _renamed(spec: dict, structural: Iterable[str]) -> dict:
-    """The same tokenizer with unguessable spellings of structural tokens.
-
-    Renamed and not removed: a tokenizer.json without some added tokens gives the others new ids.
-    """
-    names = {t: OPEN + secrets.token_hex(16) for t in structural}
-    spec = dict(spec, post_processor=None)
-    spec["added_tokens"] = [
-        {**t, "content": names.get(t["content"], t["content"])} for t in spec["added_tokens"]
-    ]
-    vocab = spec["model"].get("vocab")
+def _renamed(spec: dict, names: dict[str, str]) -> dict:
+    """The same tokenizer with other spellings: without some tokens, others would get new ids."""
+    added = [{**t, "content": names.get(t["content"], t["content"])} for t in spec["added_tokens"]]
+    model = dict(spec["model"])
+    vocab, unknown = model.get("vocab"), model.get("unk_token")
     if isinstance(vocab, dict):
-        model_vocab = {names.get(t, t): i for t, i in vocab.items()}
-        spec["model"] = {**spec["model"], "vocab": model_vocab}
-    return spec
+        model["vocab"] = {names.get(t, t): i for t, i in vocab.items()}
+    elif isinstance(vocab, list):
+        model["vocab"] = [[names.get(t, t), score] for t, score in vocab]
+    model |= {"unk_token": names.get(unknown, unknown)} if unknown else {}
+    return {**spec, "post_processor": None, "added_tokens": added, "model": model}
