@@ -15,7 +15,9 @@ from nanoswe_proxy.render.chatml import ChatMLRenderer
 NEEDS = {"vllm": "vllm", "clients": "minisweagent", "openhands": "openhands"}
 collect_ignore = [f"test_{name}.py" for name, module in NEEDS.items() if find_spec(module) is None]
 
-settings.register_profile("tests", deadline=None, max_examples=int(__import__("os").environ.get("HX", "60")))
+settings.register_profile(
+    "tests", deadline=None, max_examples=int(__import__("os").environ.get("HX", "60"))
+)
 settings.load_profile("tests")
 
 TEMPLATE = Path(__file__).with_name("template.jinja")

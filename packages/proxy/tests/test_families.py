@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import _bpe
 from families import CAN, TOOLS, conversations, folder
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -60,9 +60,10 @@ def test_extension_gives_what_a_root_gives(renderers, name, data):
     tools = data.draw(st.sampled_from([None, TOOLS]))
     messages = wire.normalise(wired)
     at = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    assume(at)
     rendered = renderer.render_messages([*messages, {"role": "assistant", "content": "z"}], tools)
     replay = dict(zip(at, [p.ids for p in rendered[1::2]], strict=False))
-    path = list(renderer.root(messages[: at[0] if at else None], tools, {}).ids)
+    path = list(renderer.root(messages[: at[0]], tools, {}).ids)
     for i, after in zip(at, [*at[1:], len(messages)], strict=True):
         try:
             tail = renderer.tail(messages[i + 1 : after], replay[i], {}, messages[: i + 1], tools)
