@@ -103,6 +103,14 @@ def vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def templates(session: nox.Session) -> None:
+    """Renderings against transformers over Qwen's vocabulary; the page in Debian's chromium."""
+    install(session, "transformers>=5", "dashscope>=2", *TESTING, packages=("proxy",))
+    tests = (f"packages/proxy/tests/test_{name}.py" for name in ("peers", "view"))
+    session.run("pytest", *tests, "-m", "interop", *session.posargs)
+
+
+@nox.session
 def clients(session: nox.Session) -> None:
     """Real Python clients and agents against the proxy."""
     install(session, *CLIENTS, *TESTING, packages=("proxy",))
