@@ -18,7 +18,7 @@ def session_with_forks(renderer, text, turns=3):
     session = new_session(renderer, max_context=100_000, max_tokens=400)
     wired = [{"role": "user", "content": f"look at {text}"}]
     for turn in range(turns):
-        said = say(session, wired, f"turn {turn}: {text}")
+        *_, said = say(session, wired, f"turn {turn}: {text}")
         wired = [*wired, said, {"role": "user", "content": f"then {turn}"}]
     say(session, [*wired[:2], {"role": "user", "content": "no, something else"}], "another way")
     return session
