@@ -55,7 +55,7 @@ def conversations(name: str, text: st.SearchStrategy[str]) -> st.SearchStrategy[
     can = CAN[name]
     user = text.map(lambda t: {"role": "user", "content": t})
     spoken = st.tuples(text, user).map(lambda p: [{"role": "assistant", "content": p[0]}, p[1]])
-    arguments = st.dictionaries(st.sampled_from(["path", "n"]), text | st.integers(), max_size=2)
+    arguments = st.fixed_dictionaries({}, optional={"path": text, "n": st.integers()})
     called = st.lists(st.tuples(arguments, text), min_size=1, max_size=2 if "p" in can else 1)
     acted = st.tuples(called, text).map(lambda p: [*_calls(p[0]), {"role": "assistant",
                       "content": p[1]}, {"role": "user", "content": "next"}])  # fmt: skip
