@@ -6,17 +6,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from nanoswe_proxy.render.chatml import ChatMLRenderer
 
-# These run in environments of their own: `nox --session vllm clients openhands`.
-NEEDS = {"vllm": "vllm", "clients": "minisweagent", "openhands": "openhands"}
+# These run in environments of their own: `nox --session vllm clients openhands templates`.
+NEEDS = {"vllm": "vllm", "clients": "minisweagent", "openhands": "openhands", "peers": "dashscope"}
 collect_ignore = [f"test_{name}.py" for name, module in NEEDS.items() if find_spec(module) is None]
 
-settings.register_profile(
-    "tests", deadline=None, max_examples=int(__import__("os").environ.get("HX", "60"))
+settings.register_profile(  # a loaded machine is no fault of the code
+    "tests", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 

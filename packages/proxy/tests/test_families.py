@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import _bpe
 from families import CAN, TOOLS, conversations, folder
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -16,6 +16,7 @@ from nanoswe_proxy import wire
 from nanoswe_proxy.errors import RenderError, Unextendable
 from nanoswe_proxy.render.base import Renderer
 
+FEW = settings(max_examples=12)  # of each family
 # Words that no tokenizer can join with what stands around them; some have white space inside.
 plain = st.text("ab left+é🦊\n", min_size=1, max_size=10).map(lambda s: f"x{s}x")
 hostile = st.lists(
@@ -37,6 +38,7 @@ def renderers(family_folders: dict[str, Path]) -> dict[str, Renderer]:
 
 
 @pytest.mark.parametrize("name", CAN)
+@FEW
 @given(data=st.data())
 def test_a_root_is_what_the_template_writes(renderers, family_folders, name, data):
     renderer = renderers[name]
@@ -52,6 +54,7 @@ def test_a_root_is_what_the_template_writes(renderers, family_folders, name, dat
 
 
 @pytest.mark.parametrize("name", CAN)
+@FEW
 @given(data=st.data())
 def test_extension_gives_what_a_root_gives(renderers, name, data):
     """Turn by turn with a canonical sampler, the path is the root of the whole."""
@@ -76,6 +79,7 @@ def test_extension_gives_what_a_root_gives(renderers, name, data):
 
 
 @pytest.mark.parametrize("name", CAN)
+@FEW
 @given(data=st.data())
 def test_content_is_never_structure(renderers, name, data):
     renderer = renderers[name]
@@ -96,6 +100,7 @@ def test_content_is_never_structure(renderers, name, data):
 
 
 @pytest.mark.parametrize("name", [n for n in CAN if "c" in CAN[n]])
+@FEW
 @given(data=st.data())
 def test_calls_come_back_as_they_were_written(renderers, name, data):
     renderer = renderers[name]
@@ -111,6 +116,18 @@ def test_calls_come_back_as_they_were_written(renderers, name, data):
         assert calls == [(c["name"], json.loads(c["arguments"])) for c in message.get("calls", ())]
         edges = [0, *(s.end for s in parsed.spans)]
         assert [s.start for s in parsed.spans] == edges[:-1] and edges[-1] == len(part.ids)
+
+
+@pytest.mark.parametrize("name", [n for n in CAN if "c" in CAN[n]])
+def test_a_call_may_have_no_arguments(renderers, name):
+    renderer = renderers[name]
+    call = {"name": "edit", "arguments": "{}", "id": "call00000"}
+    messages = [{"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "calls": [call]},
+                {"role": "tool", "content": "b", "call_id": "call00000"}]  # fmt: skip
+    _, said, *_ = renderer.render_messages(messages, TOOLS)
+    (read,) = renderer.parse(said.ids, False, TOOLS).calls
+    assert (read.name, read.arguments) == ("edit", "{}")
 
 
 def test_a_stop_token_that_opens_another_turn_is_a_conflict(renderers):

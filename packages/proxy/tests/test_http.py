@@ -218,6 +218,24 @@ def test_same_body_while_the_client_waits_is_a_new_sample(folders):
     asyncio.run(main())
 
 
+def test_a_session_has_a_page(folders):
+    async def main():
+        async with running(folders["bpe"], ["hello"]) as (proxy, client):
+            cap = proxy.open("t.0")
+            await chat(client, cap)
+            shown = await client.get(f"/s/{cap}/view")
+            assert shown.headers["content-type"].startswith("text/html")
+            assert '"trial": "t.0"' in shown.text and '"finish_reason": "stop"' in shown.text
+            assert (await client.get("/s/nobody/view")).status_code == 404
+            await proxy.seal(cap)
+            assert (await client.get(f"/s/{cap}/view")).status_code == 409
+        agents = httpx.ASGITransport(create_app(proxy, control=False))
+        async with httpx.AsyncClient(transport=agents, base_url="http://proxy") as client:
+            assert (await client.get(f"/s/{cap}/view")).status_code == 404
+
+    asyncio.run(main())
+
+
 async def hang_up(url, cap, body, after_sec):
     """Send a request over a bare socket and close it before the answer."""
     host, port = url.removeprefix("http://").split(":")

@@ -1,6 +1,4 @@
-"""Against the references, over vocabularies that models have: transformers' `apply_chat_template`
-with Qwen's, mistral-common's encoder with Mistral's.
-"""
+"""Against the reference: transformers' `apply_chat_template` over Qwen's vocabulary."""
 
 import base64
 import json

@@ -52,7 +52,7 @@ def test_what_tokens_spell_is_data(renderer):
     assert HOSTILE in text
 
 
-@pytest.mark.interop
+@pytest.mark.soak  # by hand: it needs Debian's chromium
 def test_a_browser_shows_it(renderer, tmp_path):
     file = tmp_path / "view.html"
     file.write_text(page(session_with_forks(renderer, HOSTILE, turns=60)))

@@ -18,11 +18,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from nanoswe_proxy import wire
+from nanoswe_proxy import view, wire
 from nanoswe_proxy.dialects import Answer, Request, chat, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
@@ -155,6 +155,9 @@ class _Routes:
             self.on_seal(trajectory)
         return Response(trajectory.to_json(), media_type="application/json")
 
+    async def view(self, request: HttpRequest) -> Response:
+        return HTMLResponse(view.page(self.proxy.live(request.path_params["cap"]).session))
+
     async def health(self, request: HttpRequest) -> Response:
         version, sessions = self.proxy.engine.version, self.proxy.open_sessions
         return JSONResponse({"status": "ok", "version": version, "open_sessions": sessions})
@@ -177,8 +180,8 @@ class _Routes:
 def create_app(
     proxy: Proxy, *, control: bool = True, on_seal: Callable[[Trajectory], None] | None = None
 ) -> Starlette:
-    """The ASGI application. `control` adds the routes that open and seal sessions; keep agents away
-    from them.
+    """The ASGI application. `control` adds the routes that open, show and seal sessions; keep
+    agents away from them.
     """
     to = _Routes(proxy, on_seal)
     spoken = {"chat/completions": chat, "messages": messages, "responses": responses}
@@ -193,6 +196,7 @@ def create_app(
         routes += [
             Route("/sessions", to.open, methods=["POST"]),
             Route("/sessions/{cap}/seal", to.seal, methods=["POST"]),
+            Route("/s/{cap}/view", to.view),
         ]
     return Starlette(
         routes=routes, exception_handlers={ProxyError: to.error, HTTPException: to.not_found}

@@ -78,7 +78,7 @@ def _bare_grammar(mark: str, tagged: bool, types: dict[tuple[str, str], str]) ->
 
     def read(text: str) -> list[Call] | None:
         match = whole.fullmatch(text[len(opening) : -len(close)] if tagged else text)
-        if not match or pair.sub("", match[2]):
+        if not match or pair.sub("", match[2]).strip():
             return None
         name, arguments = match[1].strip(), {}
         for key, value in pair.findall(match[2]):
