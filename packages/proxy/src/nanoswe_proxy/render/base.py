@@ -126,11 +126,24 @@ class Renderer:
         rest = [self._encode(end + text[at:], stop=stop)] if text[at:].strip() else []
         return rendered + rest
 
+    def sampled(self, messages: Messages, tools: Tools) -> dict[int, tuple[int, ...]]:
+        """Replies, by index, as a model would sample them after its own prompts, the last not."""
+        grammar, rendered = self.family.grammar(tools), self.render_messages(messages, tools)
+        close = grammar.think[1] if grammar.think and grammar.thinking else ""
+        closed = self.codec.encode(f"\n{close}\n\n", "s", "s").ids if close else ()
+        at = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        replies = {}
+        for i, context, body in zip(at[:-1], rendered[::2], rendered[1::2], strict=False):
+            opened = self.codec.decode(context.ids).endswith(self.family.extra)
+            thought = opened or close in self.codec.decode(body.ids)
+            replies[i] = body.ids if thought else (*closed, *body.ids)
+        return replies
+
     def _render(
         self, messages: Messages, tools: Tools, known: Mapping[int, Parsed], prompt: bool = True
     ) -> str:
         defuse = self.codec.defuse
-        marked = for_template(messages, self.codec, known, self.family.most_calls)
+        marked = for_template(messages, self.codec, known, self.family)
         safe = map_strings(list(tools), defuse, defuse) if tools else None
         return self._template.render(marked, safe, prompt)
 
@@ -223,16 +236,8 @@ def _prove(renderer: Renderer) -> int:
 
 
 def _extends(r: Renderer, messages: Messages, tools: Tools) -> bool:
-    grammar, codec = r.family.grammar(tools), r.codec
-    close = grammar.think[1] if grammar.think and grammar.thinking else ""
-    closed = codec.encode(f"\n{close}\n\n", "s", "s").ids if close else ()
-    at = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    whole = r.render_messages([*messages, {"role": "assistant", "content": "end"}], tools)
-    replay = {}  # the replies as a model would sample them after its own prompt
-    for i, context, body in zip(at, whole[::2], whole[1::2], strict=False):
-        opened = codec.decode(context.ids).endswith(r.family.extra)
-        thought = opened or close in codec.decode(body.ids)
-        replay[i] = body.ids if thought else (*closed, *body.ids)
+    replay = r.sampled([*messages, {"role": "assistant", "content": "end"}], tools)
+    at = list(replay)
     path = list(r.root(messages[: at[0]], tools, {}).ids)
     for i, after in zip(at, [*at[1:], len(messages)], strict=True):
         read = r.parse(replay[i], False, tools)
@@ -243,5 +248,5 @@ def _extends(r: Renderer, messages: Messages, tools: Tools) -> bool:
         tail = r.tail(messages[i + 1 : after], replay[i], {}, messages[: i + 1], tools)
         path += [*replay[i], *tail.ids]
     if path != list(r.root(messages, tools, replay).ids):
-        raise RenderError(f"extension gives {codec.decode(path)!r}, the template another text")
+        raise RenderError(f"extension gives {r.codec.decode(path)!r}, the template another text")
     return True

@@ -144,7 +144,7 @@ def _head(
 
 
 def for_template(
-    messages: Messages, codec: Codec, known: Mapping[int, Parsed], most_calls: int
+    messages: Messages, codec: Codec, known: Mapping[int, Parsed], family: Family
 ) -> list[dict]:
     """`known` replies, by index, are rendered as anchors only: their ids will stand there."""
     called: dict[str, dict] = {}
@@ -159,10 +159,10 @@ def for_template(
                 call["id"] = own.id or call["id"]
             wires = [c.get("id", "") for c in message.get("calls") or ()]
             called |= dict(zip(wires, calls, strict=True))
-            content, reasoning = _spoken(message, i, codec, reply)
+            content, reasoning = _spoken(message, i, codec, reply, family.think)
             said["content"] = content or ("" if calls else anchor("c", i))
             said |= dict.fromkeys(REASONING, reasoning) if reasoning else {}
-            said |= {"tool_calls": calls[: most_calls if reply else None]} if calls else {}
+            said |= {"tool_calls": calls[: family.most_calls if reply else None]} if calls else {}
         else:
             said["content"] = codec.guard(message["content"])
         if said["role"] == "tool":
@@ -172,10 +172,15 @@ def for_template(
     return out
 
 
-def _spoken(message: Message, i: int, codec: Codec, reply: Parsed | None) -> tuple[str, str]:
+def _spoken(
+    message: Message, i: int, codec: Codec, reply: Parsed | None, think: tuple[str, str] | None
+) -> tuple[str, str]:
     if reply:
         return anchor("c", i) if reply.content else "", anchor("r", i) if reply.reasoning else ""
-    text = codec.defuse(message.get("content") or "", tags=True)
+    text = message.get("content") or ""
+    # Templates cut reasoning out of content by its tags; where these are no pair, they are text.
+    paired = not think or (text.lstrip().startswith(think[0]) and think[1] in text)
+    text = codec.defuse(text, tags=paired or not any(tag in text for tag in think or ()))
     if inner := text.strip():
         text = text.replace(inner, anchor("c", i) + inner + anchor("c", i))
     reasoning = codec.defuse(message.get("reasoning") or "")
