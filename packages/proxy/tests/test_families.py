@@ -129,6 +129,18 @@ def test_a_call_may_have_no_arguments(renderers, name):
     assert (read.name, read.arguments) == ("edit", "{}")
 
 
+@pytest.mark.parametrize("name", CAN)
+def test_a_reply_may_be_white_space(renderers, name):
+    user = {"role": "user", "content": "u"}
+    talk = [
+        user,
+        {"role": "assistant", "content": " "},
+        user,
+        {"role": "assistant", "content": "z"},
+    ]
+    assert len(renderers[name].render_messages(talk, None)) in (4, 5)
+
+
 def test_a_stop_token_that_opens_another_turn_is_a_conflict(renderers):
     glm = renderers["glm4moe"]
     user, tool = (glm.codec.structural[t] for t in ("<|user|>", "<|observation|>"))

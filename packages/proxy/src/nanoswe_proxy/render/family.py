@@ -160,7 +160,7 @@ def for_template(
             wires = [c.get("id", "") for c in message.get("calls") or ()]
             called |= dict(zip(wires, calls, strict=True))
             content, reasoning = _spoken(message, i, codec, reply, family.think)
-            said["content"] = content or ("" if calls else anchor("c", i))
+            said["content"] = content + anchor("c", i) * (not calls and not content.strip())
             said |= dict.fromkeys(REASONING, reasoning) if reasoning else {}
             said |= {"tool_calls": calls[: family.most_calls if reply else None]} if calls else {}
         else:
