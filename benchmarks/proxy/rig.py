@@ -27,7 +27,7 @@ from engine_server import Server, folder_tokens
 
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 
 WORDS = "left right return the quick brown fox sum of width scan é 日本 🙂 \n\n    def".split(" ")
 
@@ -62,7 +62,7 @@ def say(seed: int, ids, sampling) -> Script:
 
 def chat_rendering(folder: Path):
     """What vLLM's chat endpoint does: template to text to ids, at every turn from the start."""
-    renderer = ChatMLRenderer(folder)
+    renderer = Renderer(folder)
     full = renderer.codec.full
 
     def render(messages: list[dict], tools: list[dict] | None) -> list[int]:

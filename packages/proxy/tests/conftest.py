@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 
 # These run in environments of their own: `nox --session vllm clients openhands templates`.
 NEEDS = {"vllm": "vllm", "clients": "minisweagent", "openhands": "openhands", "peers": "dashscope"}
@@ -80,5 +80,5 @@ def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def renderer(folder: Path) -> ChatMLRenderer:
-    return ChatMLRenderer(folder)
+def renderer(folder: Path) -> Renderer:
+    return Renderer(folder)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from nanoswe_proxy.app import create_app, serve
 from nanoswe_proxy.engine.scripted import ScriptedEngine
 from nanoswe_proxy.proxy import Proxy, SamplingDefaults
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 
 MINTED = re.compile(rb'"id": ?"([a-z_]+[0-9]+x[0-9]+x[0-9a-f]{10})"')
 
@@ -45,7 +45,7 @@ class Live:
 
     async def _run(self) -> None:
         self.engine = ScriptedEngine(self.folder, self.scripts, max_context=self.max_context)
-        renderer = ChatMLRenderer(self.folder)
+        renderer = Renderer(self.folder)
         self.proxy = Proxy(self.engine, renderer, SamplingDefaults(max_tokens=4000))
         async with serve(self.proxy, app=_recorded(create_app(self.proxy), self)):
             self._ready.set()

@@ -15,7 +15,7 @@ from nanoswe_proxy import app as shell
 from nanoswe_proxy.app import create_app, serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.proxy import Proxy, SamplingDefaults
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import from_json
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "cat left"}}\n</tool_call>'
@@ -25,7 +25,7 @@ USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "go"}]
 @asynccontextmanager
 async def running(folder, scripts, **limits):
     engine = ScriptedEngine(folder, scripts, max_context=limits.get("max_context", 2000))
-    proxy = Proxy(engine, ChatMLRenderer(folder), SamplingDefaults(max_tokens=200))
+    proxy = Proxy(engine, Renderer(folder), SamplingDefaults(max_tokens=200))
     transport = httpx.ASGITransport(create_app(proxy))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
         yield proxy, client
@@ -119,7 +119,7 @@ def test_open_chat_seal(folder):
         ({"messages": [*USER, {"role": "assistant", "content": "x"}]}, 400, "continuing"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, 400, "function.name"),
         ({"messages": USER, "n": 2}, 400, "n must be 1"),
-        ({"messages": USER, "stop": ["x"]}, 400, "stop strings"),
+        ({"messages": USER, "stop": ["x", 1]}, 400, "stop must be text"),
         ({"messages": USER, "max_tokens": 0}, 400, "max_tokens"),
         ({"messages": USER, "tools": ["x"]}, 400, "tools"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
@@ -258,7 +258,7 @@ def test_retry_after_hang_up_gets_the_same_answer(folders, wait_sec):
     async def main():
         folder = folders["words"]
         engine = ScriptedEngine(folder, [Script("left", delay_sec=0.2), "right"])
-        proxy = Proxy(engine, ChatMLRenderer(folder))
+        proxy = Proxy(engine, Renderer(folder))
         async with serve(proxy) as url, httpx.AsyncClient() as client:
             cap = proxy.open("t.0")
             body = json.dumps({"messages": USER}).encode()
@@ -280,7 +280,7 @@ def test_reply_that_nobody_received_is_masked(folders):
     async def main():
         folder = folders["words"]
         engine = ScriptedEngine(folder, [Script("left", delay_sec=0.1)])
-        proxy = Proxy(engine, ChatMLRenderer(folder))
+        proxy = Proxy(engine, Renderer(folder))
         async with serve(proxy) as url:
             cap = proxy.open("t.0")
             await hang_up(url, cap, json.dumps({"messages": USER}).encode(), 0.02)
@@ -309,7 +309,7 @@ def test_seal_cancels_a_call_in_flight(folders):
 def test_serve_leaves_nothing_behind(folders, caplog):
     async def main():
         folder = folders["words"]
-        proxy = Proxy(ScriptedEngine(folder, [CALL, "done"]), ChatMLRenderer(folder))
+        proxy = Proxy(ScriptedEngine(folder, [CALL, "done"]), Renderer(folder))
         before = asyncio.all_tasks()
         async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
             cap = proxy.open("t.0")

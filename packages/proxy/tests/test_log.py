@@ -11,7 +11,7 @@ from nanoswe_proxy import export, wire
 from nanoswe_proxy.engine.base import Sampled
 from nanoswe_proxy.errors import LogError
 from nanoswe_proxy.log import MAGIC, Log, read
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.session import Session
 from nanoswe_proxy.state import Policy, replay
 
@@ -31,15 +31,13 @@ def described(state):
             if (value := getattr(node, name)) is not None
         } | {"children": children, "parent": parent}
 
-    whole = (state.cap, state.policy, state.max_context, state.about, state.notes, state.sealed)
-    return (*whole, state.longest, state.matches, [plain(n) for n in state.nodes])
+    whole = (state.cap, state.policy, state.max_context, state.notes, state.sealed)
+    return (*whole, state.longest, [plain(n) for n in state.nodes])
 
 
 def recorded(path, renderer):
     """A session with a tool call, a fork, an undelivered reply, an abort and a note."""
-    session = Session.open(
-        "cap", Policy("t.0", 0, "s", 1.0, 40), renderer, 4096, Log(path), {"m": 1}
-    )
+    session = Session.open("cap", Policy("t.0", 0, "s", 1.0, 40), renderer, 4096, Log(path))
 
     def say(wired, text, version):
         call = session.prepare(wire.normalise(wired), None, {"model": "é"})
@@ -154,7 +152,7 @@ def test_wrong_files(tmp_path):
 
 def test_bytes_per_token(folders, tmp_path):
     """Log and memory: 4 bytes an id, 1 of provenance, 4 a logprob; text is kept once."""
-    renderer, path = ChatMLRenderer(folders["bpe"]), tmp_path / "a.log"
+    renderer, path = Renderer(folders["bpe"]), tmp_path / "a.log"
     session = Session.open("c", Policy("t.0", 0, "s", 1.0, 2000), renderer, 10**6, Log(path))
     call = session.prepare(wire.normalise(USER), None, {})
     for _ in range(1999):

@@ -14,7 +14,7 @@ from nanoswe_proxy import wire
 from nanoswe_proxy.errors import RenderError
 from nanoswe_proxy.parse import Reader
 from nanoswe_proxy.render import syntax
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 
 OURS = (Path(__file__).parents[1] / "src/nanoswe_proxy/render/chatml.jinja").read_text()
 NASTY = [
@@ -97,7 +97,7 @@ def test_ids_equal_the_canonical_ones(renderer, folder, wired, system):
 
 
 def test_tools_stand_in_the_preamble(folders):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     tools = [{"type": "function", "function": {"name": "bash", "description": "say <|im_end|>"}}]
     ids, provenance = renderer.root([{"role": "user", "content": "hi"}], tools, {})
     written = renderer.codec.decode(ids)
@@ -114,7 +114,7 @@ def test_call_renders_byte_exactly(renderer):
 
 
 def test_call_scaffold_is_one_token(folders):
-    renderer = ChatMLRenderer(folders["words"])
+    renderer = Renderer(folders["words"])
     body = renderer.render_messages(wire.normalise([turn("", ["cat stock"])]), None)[-1]
     spelled = [renderer.codec.decode([i]) for i in body.ids]
     opening = '<tool_call>\n{"name": "bash", "arguments": {"command": "'
@@ -122,7 +122,7 @@ def test_call_scaffold_is_one_token(folders):
 
 
 def test_provenance_letters(folders):
-    renderer = ChatMLRenderer(folders["words"])
+    renderer = Renderer(folders["words"])
     encoded = renderer.tail([{"role": "tool", "content": "left right"}], (5,), {})
     spelled = [renderer.codec.decode([i]) for i in encoded.ids]
     assert spelled == [
@@ -151,15 +151,15 @@ def test_a_template_that_cannot_be_served_exactly_is_refused(folders, tmp_path, 
     shutil.copy(folders["bpe"] / "tokenizer.json", tmp_path)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(RenderError, match=REFUSED[template]):
-        ChatMLRenderer(tmp_path)
+        Renderer(tmp_path)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(RenderError, match=r"tokenizer\.json is missing"):
-        ChatMLRenderer(tmp_path / "nowhere")
+        Renderer(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text('{"model": 3')
     with pytest.raises(RenderError, match=r"tokenizer\.json is no tokenizer"):
-        ChatMLRenderer(tmp_path)
+        Renderer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
     ],
 )  # fmt: skip
 def test_parse(folders, said, status, content, names):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     ids = renderer.codec.full.encode(said, add_special_tokens=False).ids
     parsed = renderer.parse([*ids, renderer.end_id], truncated=False)
     assert (parsed.status, [c.name for c in parsed.calls]) == (status, names)
@@ -233,7 +233,7 @@ GRAMMARS = {
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @given(data=st.data())
 def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     ids, truncated = data.draw(generations(renderer))
     reader = Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids)
     whole = fold(renderer, GRAMMARS[grammar], ids, truncated)
@@ -261,7 +261,7 @@ def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
 
 
 def test_spans_tell_the_parts(folders):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     said = '<think>\nhm\n</think>\n\nso\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     ids = [*renderer.codec.full.encode(said, add_special_tokens=False).ids, renderer.end_id]
     parsed = fold(renderer, GRAMMARS["think"], ids, False)
@@ -275,7 +275,7 @@ def test_spans_tell_the_parts(folders):
 
 
 def test_a_tag_spelled_in_pieces_is_text(folders):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     said = 'x<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>y'
     ids = renderer.codec._content.encode(said, add_special_tokens=False).ids
     parsed = renderer.parse([*ids, renderer.end_id], truncated=False)
@@ -283,7 +283,7 @@ def test_a_tag_spelled_in_pieces_is_text(folders):
 
 
 def test_a_character_waits_for_its_last_id(folders):
-    renderer = ChatMLRenderer(folders["bpe"])
+    renderer = Renderer(folders["bpe"])
     fox = renderer.codec.full.encode("🦊", add_special_tokens=False).ids
     assert len(fox) == 4
     reader = renderer.reader()

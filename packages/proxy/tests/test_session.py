@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from nanoswe_proxy import tree, wire
 from nanoswe_proxy.engine.base import Sampled
 from nanoswe_proxy.errors import ContextLengthError, EngineError, SealedError, TrajectoryError
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.session import Session
 from nanoswe_proxy.state import Policy
 from nanoswe_proxy.trajectory import Conservation, Sample, from_json, read_jsonl, write_jsonl
@@ -141,7 +141,7 @@ def check(trajectory, truth):
 
 @pytest.mark.parametrize("name", ["bpe", "words"])
 def test_conversations(folders, name):
-    machine = type("Machine", (Conversations,), {"renderer": ChatMLRenderer(folders[name])})
+    machine = type("Machine", (Conversations,), {"renderer": Renderer(folders[name])})
     case = machine.TestCase
     case.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
     case("runTest").runTest()
@@ -274,7 +274,6 @@ def test_wire_normal_differences_do_not_fork(renderer):
     assert renderer.codec.decode(second.ids).index("\n1\n") < renderer.codec.decode(
         second.ids
     ).index("\n2\n")
-    assert session.matches == {0: 1, 1: 1}
     assert len(session.seal().samples) == 1
 
 

@@ -16,7 +16,7 @@ from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.log import read
 from nanoswe_proxy.proxy import Proxy, SamplingDefaults
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.state import replay
 from nanoswe_proxy.trajectory import from_json
 
@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()"]
 @asynccontextmanager
 async def running(folder, scripts, logs=None):
     engine = ScriptedEngine(folder, scripts, max_context=2000)
-    proxy = Proxy(engine, ChatMLRenderer(folder), SamplingDefaults(max_tokens=200), logs)
+    proxy = Proxy(engine, Renderer(folder), SamplingDefaults(max_tokens=200), logs)
     async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
         yield proxy, client
 
@@ -99,7 +99,7 @@ def test_tokens_leave_as_they_are_sampled(folders):
     async def main():
         folder = folders["words"]
         engine = Slow(folder, ["left right left right"])
-        proxy = Proxy(engine, ChatMLRenderer(folder))
+        proxy = Proxy(engine, Renderer(folder))
         async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
             cap, seen, sampled = proxy.open("t.0"), "", []
             body = {"messages": USER, "stream": True}
@@ -148,7 +148,7 @@ def test_a_stream_that_its_client_leaves_is_aborted(folders):
 def test_engine_failures_before_and_in_a_stream(folders):
     async def main():
         scripts = [Script("left", fail_after=0), Script("left right", fail_after=2), "ok"]
-        proxy = Proxy(Slow(folders["words"], scripts), ChatMLRenderer(folders["words"]))
+        proxy = Proxy(Slow(folders["words"], scripts), Renderer(folders["words"]))
         async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
             cap = proxy.open("t.0")
             path, body = f"/s/{cap}/v1/chat/completions", {"messages": USER, "stream": True}
@@ -160,6 +160,57 @@ def test_engine_failures_before_and_in_a_stream(folders):
             assert frames((await client.post(path, json=body)).text)[-1] == "[DONE]"
             trajectory = await proxy.seal(cap)
             assert [t.delivery for t in trajectory.turns] == ["aborted", "aborted", "delivered"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stop", ["</x", ["ht", "zz"], "right"])
+def test_a_stop_string_ends_the_text_and_not_the_record(folder, stop):
+    """Served text ends before it, the ids stay; the next turn goes on from all of them."""
+    said = "left </x right sum"
+    ended = said[: said.index(stop if isinstance(stop, str) else stop[0])]
+
+    async def main():
+        scripts = [Script(said, split_seed=1), Script(said, split_seed=1), "done"]
+        async with running(folder, scripts) as (proxy, client):
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/chat/completions", {"messages": USER, "stop": stop}
+            whole = (await client.post(path, json=body)).json()["choices"][0]
+            assert whole["finish_reason"] == "stop" and whole["message"]["content"] == ended
+            streamed = await client.post(path, json=body | {"stream": True, "x": 1})
+            assert folded(map(json.loads, frames(streamed.text)[:-1]))["content"] == ended
+            messages = [*USER, whole["message"], {"role": "user", "content": "on"}]
+            await client.post(path, json={"messages": messages})
+            first, _, last = proxy.engine.log
+            ids = tuple(s.token for s in first.sampled)
+            whole_text = proxy.renderer.codec.decode(ids)
+            assert ended in whole_text and whole_text != ended
+            assert last.prompt[: len(first.prompt) + len(ids)] == first.prompt + ids
+            trajectory = await proxy.seal(cap)
+            assert [t.stop for t in trajectory.turns] == ["stop_string", "stop_string", "stop"]
+            assert trajectory.samples[-1].provenance.count("y") == 1
+            assert trajectory.conservation.masked == {}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("echoed", [True, False])
+def test_reasoning_may_be_echoed_or_dropped(folder, echoed):
+    async def main():
+        scripts = ["<think>\nhm\n</think>\n\nleft", "right"]
+        async with running(folder, scripts) as (proxy, client):
+            cap = proxy.open("t.0")
+            path = f"/s/{cap}/v1/chat/completions"
+            said = (await client.post(path, json={"messages": USER})).json()["choices"][0][
+                "message"
+            ]
+            if "reasoning_content" in said and not echoed:
+                del said["reasoning_content"]
+            messages = [*USER, said, {"role": "user", "content": "on"}]
+            await client.post(path, json={"messages": messages})
+            trajectory = await proxy.seal(cap)
+            assert [t.fork for t in trajectory.turns] == ["", ""]
+            assert len(trajectory.samples) == 1
 
     asyncio.run(main())
 

@@ -14,7 +14,7 @@ from nanoswe_harbor.convert import convert_nano
 from nanoswe_harbor.nano import cases
 from nanoswe_harbor.task import load_task
 from nanoswe_proxy.engine.scripted import ScriptedEngine
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Conservation, Sample, Trajectory
 from nanoswe_trainer.algo import Truncated
 from nanoswe_trainer.data import demonstrations, render, rl_rows, sft_rows
@@ -34,7 +34,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
 ) -> None:
     """Real agent, proxy, sandbox and tests; only the choice of tokens is scripted."""
     convert_nano(tmp_path, {"train": 3, "heldout": 1})
-    renderer = ChatMLRenderer(model_dir)
+    renderer = Renderer(model_dir)
     want = {}
     for case in cases("train", 3, 0):
         want[case.instance_id] = render(renderer, case, case.good)
@@ -60,7 +60,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
 
 
 def test_words_are_one_token_and_every_text_survives(model_dir: Path) -> None:
-    codec = ChatMLRenderer(model_dir).codec
+    codec = Renderer(model_dir).codec
     case = next(cases("heldout", 1, 0))
     ids = codec.full.encode(case.name, add_special_tokens=False).ids
     assert len(ids) == 3  # verb, underscore, thing
@@ -82,7 +82,7 @@ def test_demonstrations_are_wrong_as_often_as_asked_and_never_on_a_task() -> Non
 
 
 def test_sft_weights_sum_to_one_and_context_weighs_a_tenth(model_dir: Path) -> None:
-    renderer = ChatMLRenderer(model_dir)
+    renderer = Renderer(model_dir)
     parts = [render(renderer, case, case.good) for case in cases("train", 2, 1)]
     rows = sft_rows(parts, 0.1)
     assert sum(sum(row.weights) for row in rows) == pytest.approx(1.0)

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import view, wire
-from nanoswe_proxy.dialects import Answer, Request, chat, messages, responses
+from nanoswe_proxy.dialects import Request, chat, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
@@ -39,9 +39,11 @@ class _Reply(Response):
 
     def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
         call = exchange.call
-        answer = Answer(cap, call.node, len(call.ids), request)
         self.proxy, self.dialect, self.cap, self.exchange = proxy, dialect, cap, exchange
-        self.stream, self.streamed = dialect.Stream(answer), request.stream
+        self.stream, self.streamed = (
+            dialect.Stream(request, cap, call.node, len(call.ids)),
+            request.stream,
+        )
         self.begun = self.over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -49,7 +49,7 @@ def serve(
     from nanoswe_proxy.app import serve as running
     from nanoswe_proxy.engine import load_engine
     from nanoswe_proxy.proxy import Proxy, SamplingDefaults
-    from nanoswe_proxy.render.chatml import ChatMLRenderer
+    from nanoswe_proxy.render.base import Renderer
     from nanoswe_proxy.trajectory import Trajectory, write_jsonl
 
     def keep(trajectory: Trajectory) -> None:
@@ -57,7 +57,7 @@ def serve(
             write_jsonl(trajectories, [trajectory])
 
     async def run() -> None:
-        renderer = ChatMLRenderer(tokenizer)
+        renderer = Renderer(tokenizer)
         defaults = SamplingDefaults(temperature, max_tokens)
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)

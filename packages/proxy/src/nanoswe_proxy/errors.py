@@ -9,19 +9,16 @@ is caught there.
 class ProxyError(Exception):
     """Base: `status` and `code` are what a client sees."""
 
-    status = 500
-    code = "internal_error"
-    kind = "server_error"
+    status, code = 500, "internal_error"
 
     def body(self) -> dict[str, object]:
         """The OpenAI error body."""
-        return {
-            "error": {"message": str(self), "type": self.kind, "param": None, "code": self.code}
-        }
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
 class BadRequest(ProxyError):
-    status, code, kind = 400, "invalid_request", "invalid_request_error"
+    status, code = 400, "invalid_request"
 
 
 class ContextLengthError(BadRequest):
@@ -35,27 +32,25 @@ class ContextLengthError(BadRequest):
 
 
 class UnknownSession(ProxyError):
-    status, code, kind = 404, "unknown_session", "invalid_request_error"
+    status, code = 404, "unknown_session"
 
 
 class SealedError(ProxyError):
-    status, code, kind = 409, "session_sealed", "invalid_request_error"
+    status, code = 409, "session_sealed"
 
 
 class TooLarge(ProxyError):
-    status, code, kind = 413, "body_too_large", "invalid_request_error"
+    status, code = 413, "body_too_large"
 
 
 class EngineError(ProxyError):
     """The engine failed or broke its protocol; the partial turn is kept, masked as `aborted`."""
 
-    status, code, kind = 502, "engine_error", "server_error"
+    status, code = 502, "engine_error"
 
 
 class RenderError(ProxyError):
-    """A tokenizer or template that this renderer cannot serve exactly, or an encode that failed its
-    check.
-    """
+    """A tokenizer or template that cannot be served exactly, or an encode that failed its check."""
 
     code = "render_error"
 
@@ -66,8 +61,8 @@ class LogError(ProxyError):
     code = "log_error"
 
 
-class TemplateRefused(RenderError, BadRequest):
-    status, code, kind = 400, "template_refused", "invalid_request_error"
+class TemplateRefused(RenderError):
+    status, code = 400, "template_refused"
 
 
 class Unextendable(RenderError):

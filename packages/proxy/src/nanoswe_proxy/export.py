@@ -14,50 +14,41 @@ from nanoswe_proxy import tree
 from nanoswe_proxy.state import State
 from nanoswe_proxy.trajectory import Conservation, Provenance, Sample, Trajectory, Turn
 
+SAME = ("stop", "finish_reason", "parse", "delivery", "requested")
+
 
 def trajectory(state: State) -> Trajectory:
     """Cut the rows and check that no sampled token is lost or doubled."""
     policy, generations = state.policy, list(state.generations())
     number = {n.index: i for i, n in enumerate(generations)}
-    reasons = {n.index: _masked(n) for n in generations}
-    trained_nodes = [n for n in generations if not reasons[n.index]]
-    inner = {a.index for n in trained_nodes for a in tree.path(n)[:-1]}
-    leaves = [n for n in trained_nodes if n.index not in inner]
+    turns = tuple(_turn(n, number) for n in generations)
+    trained = [n for n, turn in zip(generations, turns, strict=True) if not turn.masked]
+    inner = {a.index for n in trained for a in tree.path(n)[:-1]}
+    leaves = [n for n in trained if n.index not in inner]
     owner: dict[int, int] = {}
     # stable sort: deepest first, ties by order
     for leaf in sorted(leaves, key=lambda n: -len(tree.path(n))):
         for node in tree.path(leaf):
             owner.setdefault(node.index, leaf.index)
     masked: Counter[str] = Counter()
-    for node in generations:
-        if reasons[node.index] and node.ids:
-            masked[reasons[node.index]] += len(node.ids)
+    for turn in turns:
+        if turn.masked and turn.sampled_tokens:
+            masked[turn.masked] += turn.sampled_tokens
     samples = tuple(_row(leaf, owner, number) for leaf in leaves)
-    incomplete = [
-        f"turn {number[n.index]}: lost in a crash" for n in generations if n.stop == "lost"
-    ]
+    sampled = sum(turn.sampled_tokens for turn in turns)
+    kept = sum(s.provenance.count(Provenance.SAMPLED) for s in samples)
+    lost = [f"turn {t.index}: lost in a crash" for t in turns if t.stop == "lost"]
     return Trajectory(
         trial_id=policy.trial_id,
         try_=policy.try_,
         seed_key=policy.seed_key,
         temperature=policy.temperature,
-        turns=tuple(_turn(n, number, reasons[n.index]) for n in generations),
+        turns=turns,
         samples=samples,
-        conservation=Conservation(
-            sum(len(n.ids) for n in generations),
-            sum(s.provenance.count(Provenance.SAMPLED) for s in samples),
-            dict(masked),
-        ),
-        incomplete=(*incomplete, *(() if state.sealed else ("not sealed",))),
+        conservation=Conservation(sampled, kept, dict(masked)),
+        incomplete=(*lost, *(() if state.sealed else ("not sealed",))),
         notes=state.notes,
-        about=state.about,
     )
-
-
-def _masked(node: tree.Generation) -> str:
-    if node.delivery in ("delivered", "acknowledged"):
-        return ""
-    return "aborted" if node.delivery == "aborted" else "undelivered"
 
 
 def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -> Sample:
@@ -73,9 +64,7 @@ def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -
         if isinstance(node, tree.Generation) and owner[node.index] == leaf.index:
             kinds.append(Provenance.SAMPLED * n)
             logprobs += node.logprobs
-            starts = [start for start, _ in node.versions] + [n]
-            for (start, version), end in zip(node.versions, starts[1:], strict=True):
-                versions += [version] * (end - start)
+            versions += node.versions_of_tokens()
             turns += [number[node.index]] * n
             stops[number[node.index]] = node.stop
             continue
@@ -84,23 +73,20 @@ def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -
         logprobs += [math.nan] * n
         versions += [-1] * n
         turns += [-1] * n
-    return Sample(
-        tuple(tokens), "".join(kinds), tuple(logprobs), tuple(versions), tuple(turns), stops
-    )
+    columns = (tuple(logprobs), tuple(versions), tuple(turns))
+    return Sample(tuple(tokens), "".join(kinds), *columns, stops)
 
 
-def _turn(node: tree.Generation, number: dict[int, int], masked: str) -> Turn:
-    up = node.parent.parent
+def _turn(node: tree.Generation, number: dict[int, int]) -> Turn:
+    up, masked = node.parent.parent, ""
+    if node.delivery not in ("delivered", "acknowledged"):
+        masked = "aborted" if node.delivery == "aborted" else "undelivered"
     return Turn(
         index=number[node.index],
         parent=number[up.index] if up else -1,
         prompt_tokens=sum(len(p.ids) for p in tree.path(node)[:-1]),
         sampled_tokens=len(node.ids),
-        stop=node.stop,
-        finish_reason=node.finish_reason,
-        parse=node.parse,
-        delivery=node.delivery,
         fork=node.parent.fork if node.parent.children[0] is node else "",
-        requested=node.requested,
         masked=masked,
+        **{name: getattr(node, name) for name in SAME},
     )

@@ -37,7 +37,9 @@ class Reader:
 
     parsed: Parsed
 
-    def __init__(self, codec: Codec, grammar: Grammar, stop_ids: Collection[int]) -> None:
+    def __init__(
+        self, codec: Codec, grammar: Grammar, stop_ids: Collection[int], stops: Collection[str] = ()
+    ) -> None:
         self._codec, self._grammar, self._stop_ids = codec, grammar, stop_ids
         think = grammar.think or ("", "")
         tags = (*grammar.opens, grammar.close, *think)
@@ -46,6 +48,7 @@ class Reader:
         *self._opens, self._close, self._think_open, self._think_close = (
             t if t in codec.structural else self._mark(t) for t in tags
         )
+        self._stops = {spelled for s in stops for spelled in (escape(s), self._mark(s))}
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
         self._starts: list[int] = []  # where in the marked text each id begins
         self._buffer = ""  # marked text that is not decided yet; it begins at `_at`
@@ -58,6 +61,7 @@ class Reader:
         self._said: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._calls: list[Call] = []
         self._malformed = self._stopped = False
+        self.cut = False  # a stop string came: it and what follows are no content
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """What these ids add to what the agent may see."""
@@ -107,7 +111,7 @@ class Reader:
                 continue
             first = self._bare and len(self._bounds) == 1
             opens = self._opens if first or not self._grammar.anchored else []
-            tags = [*opens, self._close, self._think_open if first else ""]
+            tags = [*opens, self._close, *self._stops, self._think_open if first else ""]
             tags = [t for t in (tags if self._mode == "content" else [self._think_close]) if t]
             hits = [(i, -len(t), t) for t in tags if (i := self._buffer.find(t)) >= 0]
             if not hits:
@@ -117,6 +121,11 @@ class Reader:
 
     def _turn(self, found: int, tag: str) -> Iterator[Delta]:
         """The buffer has `tag` at `found`: what comes before it, then the mode that it begins."""
+        if tag in self._stops:
+            yield from self._say(found)
+            self._take(len(self._buffer))
+            self.cut = True
+            return
         if tag == self._close and self._mode == "content":
             self._malformed = True
             yield from self._say(found + len(tag))

@@ -19,16 +19,11 @@ from typing import Any, cast
 
 from nanoswe_proxy import export
 from nanoswe_proxy.dialects import Request
-from nanoswe_proxy.engine.base import Engine, Sampled, Sampling
-from nanoswe_proxy.errors import (
-    EngineError,
-    ProxyError,
-    SealedError,
-    Unextendable,
-    UnknownSession,
-)  # fmt: skip
+from nanoswe_proxy.engine.base import Engine, Sampled
+from nanoswe_proxy.errors import EngineError, ProxyError, SealedError, UnknownSession
 from nanoswe_proxy.log import Log, read
-from nanoswe_proxy.render.base import Delta, Renderer
+from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.render.types import Delta
 from nanoswe_proxy.session import Prepared, Session
 from nanoswe_proxy.state import Policy, replay
 from nanoswe_proxy.trajectory import Trajectory
@@ -171,31 +166,29 @@ class Proxy:
     async def count(self, cap: str, request: Request) -> int:
         """The tokens that the request's prompt would have."""
         session = self.live(cap).session
-        plan = session.plan(request.messages, request.tools)
-        return len(session.prompt(await asyncio.to_thread(session.draft, plan)))
+        asked = (request.messages, request.tools)
+        place = session.locate(*asked)
+        return len(session.prompt(await asyncio.to_thread(session.draft, place, *asked)))
 
     async def follow(self, exchange: Exchange) -> AsyncIterator[list[Delta]]:
         """What the reply says while it is sampled; nothing, now and then, while nothing comes.
 
         Ends only after the call is committed; raises what the call raised.
         """
-        call, at, task = exchange.call, 0, exchange.task
-        reader = self.renderer.reader(call.tools)
+        said, at, task = exchange.call.deltas, 0, exchange.task
         while task and not task.done():
-            ids = call.node.ids[at:]
-            at += len(ids)
-            if ids and (deltas := reader.feed(ids)):
-                yield deltas
-            elif not ids:
+            if at == len(said):
                 wanted = {task, exchange.moved}
                 done, _ = await asyncio.wait(
                     wanted, timeout=KEEP_ALIVE_SEC, return_when=asyncio.FIRST_COMPLETED
                 )
-                if not done:
-                    yield []
+                if done:
+                    continue
+            fresh, at = said[at:], len(said)
+            yield fresh
         if task:
             task.result()
-        yield reader.feed(call.node.ids[at:]) + reader.end(call.node.stop != "stop")
+        yield said[at:]
 
     def delivered(self, cap: str, exchange: Exchange) -> None:
         """The transport took the whole reply."""
@@ -215,13 +208,11 @@ class Proxy:
         """Calls are placed in the order in which they came; encoding takes a thread."""
         session, messages, tools = live.session, request.messages, request.tools
         async with live.lock:
-            plan = session.plan(messages, tools)
-            try:
-                context = await asyncio.to_thread(session.draft, plan)
-            except Unextendable as error:
-                plan = session.plan(messages, tools, error.reason)
-                context = await asyncio.to_thread(session.draft, plan)
-            return session.admit(plan, context, request.requested, digest)
+            place = session.locate(messages, tools)
+            context = await asyncio.to_thread(session.draft, place, messages, tools)
+            call = session.admit(place, context, len(messages), request.requested, digest)
+        self.counts[f"matched_{place.level}"] += 1
+        return call
 
     async def _generate(self, session: Session, exchange: Exchange) -> None:
         call = exchange.call
@@ -230,9 +221,11 @@ class Proxy:
             stream = self.engine.generate(session.cap, call.ids, call.sampling)
             async with aclosing(cast(AsyncGenerator[Sampled, None], stream)) as tokens:
                 async for sampled in tokens:
-                    session.feed(call, sampled)
+                    more = session.feed(call, sampled)
                     exchange.moved.set_result(None)
                     exchange.moved = asyncio.get_running_loop().create_future()
+                    if not more:
+                        break
             session.commit(call)
         except asyncio.CancelledError as error:
             if session.sealed:
@@ -253,14 +246,12 @@ class Proxy:
 
     def _recovered(self, live: _Live, digest: str) -> Exchange | None:
         """A reply that was committed before a crash, and that nobody received."""
-        for node in live.session.generations():
-            if node.digest == digest and node.delivery == "committed":
-                prompt = live.session.prompt(node.parent)
-                call = Prepared(node, prompt, Sampling(0, 0, (), ""), node.parent.tool_list)
-                exchange = Exchange(call, asyncio.get_running_loop().create_future(), lost=True)
-                live.exchanges[digest] = exchange
-                return exchange
-        return None
+        call = live.session.unreceived(digest)
+        if call is None:
+            return None
+        exchange = Exchange(call, asyncio.get_running_loop().create_future(), lost=True)
+        live.exchanges[digest] = exchange
+        return exchange
 
 
 def _failed(exchange: Exchange) -> bool:

@@ -1,77 +1,68 @@
 """One session: requests in as messages, prompts out as ids, sampled tokens in, replies out; sealed,
 a Trajectory.
 
-`prepare` (= `plan`, `draft`, `admit`) -> `feed` per token -> `commit` (or `abort`) -> `delivered`;
-`seal` ends it. Every change is a record that is logged first and applied then, so the state is a
-function of the log. All but `draft` belong on one event loop, and none of them waits: no state is
-ever half changed. Refuses (SealedError) everything after `seal`, a prompt without room for one
-token (ContextLengthError), and a tree that outgrows its limit (TooLarge).
+`prepare` (= `locate`, `draft`, `admit`) -> `feed` per token -> `commit` (or `abort`) ->
+`delivered`; `seal` ends it. Every change is a record that is logged first and applied then, so the
+state is a function of the log. All but `draft` belong on one event loop, and none of them waits: no
+state is ever half changed. Refuses (SealedError) everything after `seal`, a prompt without room for
+one token (ContextLengthError), and a tree that outgrows its limit (TooLarge).
 """
 
 import json
 import math
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nanoswe_proxy import errors, export, tree, wire
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.log import Log, Record
+from nanoswe_proxy.parse import Reader
 from nanoswe_proxy.render.base import Renderer
-from nanoswe_proxy.state import Policy, State, first
+from nanoswe_proxy.render.types import Delta
+from nanoswe_proxy.state import Policy, State
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_NODES = 20_000
+NOTHING = Sampling(0, 0, (), "")
 Tools = list[dict] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where a request stands and what its missing part is rendered from."""
-
-    place: tree.Place
-    messages: Sequence[dict]
-    tools: Tools
-    tools_json: str
-    replay: Mapping[int, Sequence[int]]  # sampled ids by index in `place.rest`
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call that may be sampled: its node, the exact prompt, and how to sample."""
+    """A call that may be sampled: its node, the exact prompt, how to sample; and what it said."""
 
     node: tree.Generation
     ids: array
     sampling: Sampling
-    tools: Tools
+    reader: Reader
+    deltas: list[Delta] = field(default_factory=list)
 
 
 class Session(State):
     """The live record of one trial's model calls."""
 
-    def __init__(self, opened: dict, renderer: Renderer, log: Log | None = None) -> None:
-        super().__init__(opened)
+    def __init__(self, renderer: Renderer, log: Log | None = None) -> None:
+        super().__init__()
         self.renderer, self._log = renderer, log
 
     @classmethod
     def open(
-        cls, cap: str, policy: Policy, renderer: Renderer, max_context: int,
-        log: Log | None = None, about: dict | None = None,
-    ) -> "Session":  # fmt: skip
+        cls, cap: str, policy: Policy, renderer: Renderer, max_context: int, log: Log | None = None
+    ) -> "Session":
         """A new session."""
-        opened = {"type": "open", "cap": cap, "policy": asdict(policy), "max_context": max_context}
-        opened["about"] = about or {}
-        if log:
-            log.append(opened)
-        return cls(opened, renderer, log)
+        session = cls(renderer, log)
+        facts = {"cap": cap, "policy": asdict(policy), "max_context": max_context}
+        session._write({"type": "open", **facts})
+        return session
 
     @classmethod
     def resume(cls, records: Sequence[Record], renderer: Renderer, log: Log) -> "Session":
         """The session that a log describes; what was under way died with the process."""
-        session = cls(first(records), renderer, log)
-        for fields, blob in records[1:]:
+        session = cls(renderer, log)
+        for fields, blob in records:
             session.apply(fields, blob)
         for node in session.generations():
             if node.delivery == "sampling":
@@ -80,50 +71,41 @@ class Session(State):
 
     def prepare(self, messages: Sequence[dict], tools: Tools, requested: dict) -> Prepared:
         """The prompt for wire-normal messages. Reserves the node: calls keep their order."""
-        plan = self.plan(messages, tools)
-        try:
-            context = self.draft(plan)
-        except errors.Unextendable as error:
-            context = self.draft(plan := self.plan(messages, tools, error.reason))
-        return self.admit(plan, context, requested)
+        place = self.locate(messages, tools)
+        context = self.draft(place, messages, tools)
+        return self.admit(place, context, len(messages), requested)
 
-    def plan(self, messages: Sequence[dict], tools: Tools, reason: str = "") -> Plan:
-        """Where the request stands now. A `reason` says why it may not extend what is there."""
+    def locate(self, messages: Sequence[dict], tools: Tools) -> tree.Place:
+        """Where the request stands now."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
-        as_json = json.dumps(tools, ensure_ascii=False) if tools else ""
-        place = tree.locate(self.roots, messages, as_json, self.cap, lossy=self.policy.lossy)
-        reason = reason or self._closed(place)
-        if reason:
-            place = tree.Place(None, None, messages, reason, place.level)
-        replay = {
-            i: node.ids
-            for i, m in enumerate(place.rest)
-            if m["role"] == "assistant" and (node := self._sampled_before(m))
-        }
-        # Going on adds a reply and what follows it; a history that grew by less has lost a part.
-        shrunk = len(place.rest) < self.longest + 2 and replay and place.parent is None
-        if shrunk and place.fork == "observation_edited":
-            place = replace(place, fork="condensed")
-        return Plan(place, messages, tools, as_json, replay)
+        return tree.locate(self.roots, messages, _as_json(tools), self.cap)
 
-    def draft(self, plan: Plan) -> tree.Context:
-        """Render what is missing: O(what is new). Reads only what never changes: any thread may."""
-        place = plan.place
+    def draft(self, place: tree.Place, messages: Sequence[dict], tools: Tools) -> tree.Context:
+        """Render what is missing: O(what is new). Changes nothing: any thread may."""
         if place.context:
             return place.context
-        if place.parent is None:
-            encoded = self.renderer.root(place.rest, plan.tools, plan.replay)
-        else:
-            history = [m for n in tree.path(place.parent) for m in tree.messages_of(n)]
-            last = place.parent.ids
-            encoded = self.renderer.tail(place.rest, last, plan.replay, history, plan.tools)
+        parent, rest, fork = place.parent, place.rest, place.fork
+        replay = self._replayed(rest)
+        if parent:
+            history = [m for n in tree.path(parent) for m in tree.messages_of(n)]
+            try:
+                encoded = self.renderer.tail(rest, parent.ids, replay, history, tools)
+            except errors.Unextendable as error:
+                parent, rest, fork = None, messages, error.reason
+                replay = self._replayed(rest)
+        if parent is None:
+            encoded = self.renderer.root(rest, tools, replay)
+        # Going on adds a reply and what follows it; a history that grew by less has lost a part,
+        # and that part is more than one reply.
+        grown = len(messages) - self.longest + (fork == "reply_dropped")
+        if replay and grown < 2 and fork in tree.EDITED:
+            fork = "condensed"
         ids = array("I", encoded.ids)
-        made = (place.parent, place.rest, plan.tools_json, ids, encoded.provenance, place.fork)
-        return tree.Context(-1, *made)
+        return tree.Context(-1, parent, rest, _as_json(tools), ids, encoded.provenance, fork)
 
     def admit(
-        self, plan: Plan, context: tree.Context, requested: dict, digest: str = ""
+        self, place: tree.Place, context: tree.Context, size: int, requested: dict, digest: str = ""
     ) -> Prepared:
         """Reserve the node of a call whose context was drafted."""
         if self.sealed:
@@ -138,8 +120,8 @@ class Session(State):
             context = self._add_context(context)
         for node in self._unacknowledged(context):
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
-        intent = {"parent": context.index, "requested": requested, "messages": len(plan.messages)}
-        intent |= {"level": plan.place.level, "created": int(time.time()), "digest": digest}
+        intent = {"parent": context.index, "requested": requested, "messages": size}
+        intent |= {"level": place.level, "created": int(time.time()), "digest": digest}
         self._write({"type": "intent", **intent})
         depth, ordinal = len(tree.path(context.parent)) // 2, len(context.children) - 1
         asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]
@@ -150,7 +132,17 @@ class Session(State):
             # Named by place and not by arrival: a retry gets new numbers, a rerun the same ones.
             seed_key=f"{self.policy.seed_key}/{depth}.{ordinal}",
         )
-        return Prepared(context.children[-1], prompt, sampling, plan.tools)
+        reader = self._reader(context.children[-1])
+        return Prepared(context.children[-1], prompt, sampling, reader)
+
+    def unreceived(self, digest: str) -> Prepared | None:
+        """The call of such a body that was committed before a crash, and that nobody received."""
+        for node in self.generations():
+            if node.digest == digest and node.delivery == "committed":
+                reader = self._reader(node)
+                said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
+                return Prepared(node, self.prompt(node.parent), NOTHING, reader, said)
+        return None
 
     @staticmethod
     def prompt(context: tree.Context) -> array:
@@ -160,8 +152,10 @@ class Session(State):
             ids.extend(earlier.ids)
         return ids
 
-    def feed(self, call: Prepared, sampled: Sampled) -> None:
-        """Record one token. Refuses (EngineError) what cannot be trained or was not asked for."""
+    def feed(self, call: Prepared, sampled: Sampled) -> bool:
+        """Record one token; whether more are wanted. Refuses (EngineError) what cannot be trained
+        or was not asked for.
+        """
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
             raise errors.SealedError("the call is over")
@@ -172,6 +166,8 @@ class Session(State):
         if node.versions and sampled.version < node.versions[-1][1]:
             raise errors.EngineError("the engine's weight version went backwards in a call")
         node.append(sampled.token, sampled.logprob, sampled.version)
+        call.deltas.extend(call.reader.feed([sampled.token]))
+        return not call.reader.cut
 
     def commit(self, call: Prepared) -> dict:
         """Freeze the generation; the assistant message to serve, as Chat Completions has it."""
@@ -179,10 +175,13 @@ class Session(State):
         if self.sealed or node.delivery != "sampling":
             raise errors.SealedError("the call is over")
         stopped = bool(ids) and ids[-1] in call.sampling.stop_ids
-        if not stopped and len(ids) < call.sampling.max_tokens:
+        if not stopped and not call.reader.cut and len(ids) < call.sampling.max_tokens:
             raise errors.EngineError(f"the engine ended after {len(ids)} tokens without a stop")
-        parsed = self.renderer.parse(ids, not stopped, call.tools)
+        call.deltas.extend(call.reader.end(not stopped))
+        parsed = call.reader.parsed
         message: dict = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
         if parsed.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [
@@ -190,13 +189,10 @@ class Session(State):
                  "function": {"name": c.name, "arguments": c.arguments}}
                 for i, c in enumerate(parsed.calls)
             ]  # fmt: skip
-        self._end(
-            node,
-            stop="stop" if stopped else "length",
-            finish="length" if not stopped else "tool_calls" if parsed.calls else "stop",
-            parse=parsed.status,
-            view=wire.normalise([message])[0],
-        )
+        stop = "stop_string" if call.reader.cut else "stop" if stopped else "length"
+        finish = "length" if stop == "length" else "tool_calls" if parsed.calls else "stop"
+        view = wire.normalise([message])[0]
+        self._end(node, stop=stop, finish=finish, parse=parsed.status, view=view)
         return message
 
     def abort(self, call: Prepared) -> None:
@@ -226,18 +222,23 @@ class Session(State):
                 self._log.close()
         return export.trajectory(self)
 
-    def _closed(self, place: tree.Place) -> str:
-        """Why the generation that the request extends may not be extended; "" if it may."""
-        cut = place.parent is not None and place.parent.stop == "length"
-        return "truncated_open" if cut and self.policy.truncated == "fork" else ""
+    def _reader(self, node: tree.Generation) -> Reader:
+        return self.renderer.reader(node.parent.tool_list, node.requested.get("stop", ()))
+
+    def _replayed(self, messages: Sequence[dict]) -> dict[int, array]:
+        """The sampled ids of the replies among `messages` that were sampled here, by index."""
+        spoken = ((i, self._sampled_before(m)) for i, m in enumerate(messages))
+        return {i: node.ids for i, node in spoken if node}
 
     def _sampled_before(self, message: dict) -> tree.Generation | None:
         """The generation that an assistant message repeats, wherever it stands in the forest."""
+        if message["role"] != "assistant":
+            return None
         claimed = tree.echoed(self.cap, message)
         if claimed is not None and claimed < len(self.nodes):
             candidates = [self.nodes[claimed]]
         else:
-            candidates = list(self.by_text[wire.text_key(message)])
+            candidates = list(self.by_text.get(wire.text_key(message), ()))
         for node in reversed(candidates):
             if isinstance(node, tree.Generation) and node.committed:
                 level = wire.level_of(node.view, message, claimed is not None)
@@ -268,3 +269,7 @@ class Session(State):
         if self._log:
             self._log.append(fields, blob)
         self.apply(fields, blob)
+
+
+def _as_json(tools: Tools) -> str:
+    return json.dumps(tools, ensure_ascii=False) if tools else ""

@@ -5,7 +5,6 @@ it is sealed. Nothing else changes any of these. Refuses (LogError) records that
 """
 
 from array import array
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,32 +23,34 @@ class Policy:
     seed_key: str
     temperature: float
     max_tokens: int
-    lossy: bool = True  # accept what agents are known to lose (level 2), where it is unambiguous
-    truncated: str = "close"  # a reply that was cut off is extended, or with "fork" never
 
 
 class State:
     """Made by its first record."""
 
-    def __init__(self, opened: dict) -> None:
-        self.cap: str = opened["cap"]
-        self.policy = Policy(**opened["policy"])
-        self.max_context: int = opened["max_context"]
-        self.about: dict[str, Any] = opened["about"]
+    cap: str
+    policy: Policy
+    max_context: int
+
+    def __init__(self) -> None:
         self.roots: list[tree.Context] = []
         self.nodes: list[tree.Context | tree.Generation] = []
         self.notes: dict[str, Any] = {}
         self.sealed = False
         self.longest = 0  # messages in the longest request so far
-        self.matches: Counter[int] = Counter()  # requests by weakest match level
-        self.by_text: defaultdict[int, list[tree.Generation]] = defaultdict(list)
+        self.by_text: dict[int, list[tree.Generation]] = {}
 
     def generations(self) -> Iterable[tree.Generation]:
         return (n for n in self.nodes if isinstance(n, tree.Generation))
 
     def apply(self, fields: dict, blob: bytes) -> None:
         """The only place where the state changes, live and on replay."""
+        if (fields["type"] == "open") == hasattr(self, "cap"):
+            raise LogError("a session is opened by its first record, and by no other")
         match fields["type"]:
+            case "open":
+                self.cap, self.policy = fields["cap"], Policy(**fields["policy"])
+                self.max_context = fields["max_context"]
             case "context":
                 self._apply_context(fields, blob)
             case "intent":
@@ -59,7 +60,6 @@ class State:
                 parent.children.append(made)
                 self.nodes.append(made)
                 self.longest = max(self.longest, fields["messages"])
-                self.matches[fields["level"]] += 1
             case "end":
                 self._apply_end(self.nodes[fields["node"]], fields, blob)
             case "delivery":
@@ -89,19 +89,14 @@ class State:
         if view := fields.get("view"):
             node.view, node.delivery = view, "committed"
             node.finish_reason, node.parse = fields["finish"], fields["parse"]
-            self.by_text[wire.text_key(view)].append(node)
+            self.by_text.setdefault(wire.text_key(view), []).append(node)
 
 
 def replay(records: Sequence[Record]) -> State:
     """The state that a log describes, as far as it goes."""
-    state = State(first(records))
-    for fields, blob in records[1:]:
+    if not records:
+        raise LogError("the log ends before its session was opened")
+    state = State()
+    for fields, blob in records:
         state.apply(fields, blob)
     return state
-
-
-def first(records: Sequence[Record]) -> dict:
-    """The fields of the record that opened the session."""
-    if not records or records[0][0]["type"] != "open":
-        raise LogError("the log ends before its session was opened")
-    return records[0][0]

@@ -5,16 +5,19 @@ round trip bit for bit. Refuses rows that do not line up, sampled tokens without
 and an unknown schema number.
 """
 
-import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from nanoswe_proxy.errors import TrajectoryError
 
-SCHEMA = "trajectory/1"
+SCHEMA: Literal["trajectory/1"] = "trajectory/1"
+Logprob = Annotated[float, BeforeValidator(lambda x: math.nan if x is None else x)]
 
 
 class Provenance(StrEnum):
@@ -57,7 +60,7 @@ class Sample:
 
     tokens: tuple[int, ...]
     provenance: str
-    logprobs: tuple[float, ...]
+    logprobs: tuple[Logprob, ...]
     versions: tuple[int, ...]
     turns: tuple[int, ...]
     stops: dict[int, str] = field(default_factory=dict)
@@ -106,54 +109,30 @@ class Trajectory:
     conservation: Conservation
     incomplete: tuple[str, ...] = ()  # what is known to be missing
     notes: dict = field(default_factory=dict)  # the reward and whatever else was annotated
-    about: dict = field(default_factory=dict)  # the model, the engine and what the probe measured
-    schema: str = SCHEMA
+    schema: Literal["trajectory/1"] = SCHEMA
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise TrajectoryError(f"schema {self.schema!r} is not {SCHEMA!r}")
         owned = [t for s in self.samples for t in s.stops]
         if len(owned) != len(set(owned)):
             raise TrajectoryError("a turn is owned by two rows")
-        if (
-            sum(s.provenance.count(Provenance.SAMPLED) for s in self.samples)
-            != self.conservation.trained
-        ):
+        trained = sum(s.provenance.count(Provenance.SAMPLED) for s in self.samples)
+        if trained != self.conservation.trained:
             raise TrajectoryError("conservation does not count the tokens of the rows")
 
     def to_json(self) -> str:
         """One JSONL line. NaN is written as null."""
-        # `vars`, not `asdict`: that copies every token by itself
-        samples = [vars(sample) | {"logprobs": _nulls(sample.logprobs)} for sample in self.samples]
-        record = vars(self) | {"samples": samples}
-        return json.dumps(record, default=vars, ensure_ascii=False, allow_nan=False)
+        return RECORD.dump_json(self).decode()
 
 
-def _nulls(values: Sequence[float]) -> list[float | None]:
-    return [x if math.isfinite(x) else None for x in values]
+RECORD = TypeAdapter(Trajectory)
 
 
 def from_json(line: str) -> Trajectory:
     """The inverse of `to_json`; checks everything again."""
-    record = json.loads(line)
-    if record.get("schema") != SCHEMA:
-        raise TrajectoryError(f"schema {record.get('schema')!r} is not {SCHEMA!r}")
-    record["turns"] = tuple(Turn(**t) for t in record["turns"])
-    record["samples"] = tuple(_sample(row) for row in record["samples"])
-    record["conservation"] = Conservation(**record["conservation"])
-    record["incomplete"] = tuple(record.get("incomplete", ()))
-    return Trajectory(**record)
-
-
-def _sample(row: dict) -> Sample:
-    return Sample(
-        tokens=tuple(row["tokens"]),
-        provenance=row["provenance"],
-        logprobs=tuple(math.nan if x is None else x for x in row["logprobs"]),
-        versions=tuple(row["versions"]),
-        turns=tuple(row["turns"]),
-        stops={int(k): v for k, v in row["stops"].items()},
-    )
+    try:
+        return RECORD.validate_json(line)
+    except ValidationError as error:
+        raise TrajectoryError(f"no trajectory: {error.errors()[0]}") from error
 
 
 def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
@@ -166,5 +145,4 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
     """Every trajectory of a file, in order."""
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield from_json(line)
+        yield from map(from_json, file)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from nanoswe_proxy import wire
 
+EDITED = ("assistant_edited", "observation_edited", "reply_dropped")
 _ECHO = re.compile(r"([0-9]+)x([0-9]+)x([0-9a-f]{10})")
 
 
@@ -64,6 +65,12 @@ class Generation:
     @property
     def committed(self) -> bool:
         return self.delivery not in ("sampling", "aborted")
+
+    def versions_of_tokens(self) -> list[int]:
+        """The weight version of each token."""
+        ends = [*(start for start, _ in self.versions[1:]), len(self.ids)]
+        runs = zip(self.versions, ends, strict=True) if self.versions else ()
+        return [version for (start, version), end in runs for _ in range(end - start)]
 
     def append(self, token: int, logprob: float, version: int) -> None:
         if not self.versions or self.versions[-1][1] != version:
@@ -121,9 +128,7 @@ def messages_of(node: Context | Generation) -> Sequence[dict]:
     return node.messages if isinstance(node, Context) else (node.view,)
 
 
-def locate(
-    roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str, *, lossy: bool
-) -> Place:
+def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str) -> Place:
     """The deepest place in the forest that `messages` extend; ties go to the latest branch.
 
     A lossy match (level 2) is taken only where nothing matches better and nothing else as well.
@@ -134,7 +139,7 @@ def locate(
     while front:
         found = [f for step in front for f in _next(step, roots, (messages, turns, tools, secret))]
         front = [f for f in found if f.level < wire.LOSSY]
-        if not front and lossy and len(found) == 1:
+        if not front and len(found) == 1:
             front = found
         for step in front:
             best = step if step.at >= best.at else best
@@ -143,7 +148,7 @@ def locate(
         return Place(best.context, best.context.parent, (), "", best.level)
     known = best.generation.children if best.generation else roots
     rest = messages[best.at :]
-    fork = _reason(known, rest, tools, lossy and len(found) > 1)
+    fork = _reason(known, rest, tools, len(found) > 1)
     return Place(None, best.generation, rest, fork, best.level)
 
 
@@ -179,13 +184,13 @@ def _reason(known: Sequence[Context], rest: Sequence[dict], tools: str, ambiguou
         return "ambiguous"
     if not known:
         return "assistant_edited" if any(m["role"] == "assistant" for m in rest) else ""
-    latest = known[-1]
-    if latest.parent is None and latest.tools != tools:
-        return "tools_changed"
+    latest = next((c for c in reversed(known) if c.tools == tools), known[-1])
     for mine, theirs in zip(latest.messages, rest, strict=False):
         if wire.level_of(mine, theirs) > wire.LOSSY:
             system = "system" in (mine["role"], theirs["role"])
             return "system_changed" if system else "observation_edited"
+    if latest.tools != tools:
+        return "tools_changed"
     if len(rest) <= len(latest.messages):
         return "condensed"
     reply = rest[len(latest.messages)]["role"] == "assistant"

@@ -32,10 +32,8 @@ def _node(node: tree.Context | tree.Generation, codec: Codec) -> dict:
         spans = [(kind, [i for i, _ in run]) for kind, run in runs]
         tokens = [[kind, codec.decode(ids), len(ids)] for kind, ids in spans]
         return {"parent": parent, "fork": node.fork, "tokens": tokens}
-    versions = [v for (at, v), (end, _) in zip(
-        node.versions, [*node.versions[1:], [len(node.ids), 0]], strict=True
-    ) for _ in range(end - at)]  # fmt: skip
     spelled = (codec.decode([i]) for i in node.ids)
-    said = list(zip(spelled, (round(x, 4) for x in node.logprobs), versions, strict=True))
+    logprobs = (round(x, 4) for x in node.logprobs)
+    said = list(zip(spelled, logprobs, node.versions_of_tokens(), strict=True))
     how = {k: getattr(node, k) for k in ("stop", "finish_reason", "parse", "delivery")}
     return {"parent": parent, "said": True, "tokens": said, **how}

@@ -23,7 +23,7 @@ from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import load_tasks
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_trainer import checkpoint, tiny
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import serve_vllm
@@ -71,7 +71,7 @@ class Run:
         self.model_dir = folder / "model"
         if not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)
-        self.renderer = ChatMLRenderer(self.model_dir)
+        self.renderer = Renderer(self.model_dir)
         tokens = self.renderer.codec.full
         every = range(tokens.get_vocab_size())
         texts = [tokens.decode([i], skip_special_tokens=False) for i in every]

@@ -1,16 +1,17 @@
 """Wire dialects: each turns a request body into wire-normal messages, and a reply, whole or as it
 is sampled, into the bytes of its protocol.
 
-A dialect is a module with `parse(raw) -> Request`, `Stream` (frames of a reply) and `error(...)`.
+A dialect is a module with `parse(raw) -> Request`, `Stream` (the frames of a reply) and `error`.
 A reply that is not streamed is `Stream.whole` after the same deltas: the fold of the stream.
 """
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from nanoswe_proxy.render.base import Delta
-from nanoswe_proxy.tree import Generation
+from nanoswe_proxy.render.types import Delta
+from nanoswe_proxy.tree import Generation, echo_id
 
 
 @dataclass(frozen=True)
@@ -24,32 +25,34 @@ class Request:
     usage: bool = True  # whether a stream ends with a count of tokens
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a reply is made of, apart from its text."""
+class Stream:
+    """The frames of one reply: `start`, `delta` for each piece, `end`; `whole` is their fold.
 
-    cap: str
-    node: Generation
-    prompt_tokens: int
-    request: Request
+    A reply is blocks, each of one kind; a dialect says how one opens, grows and closes.
+    """
 
-    @property
-    def model(self) -> str:
-        return str(self.request.requested.get("model", ""))
+    kinds: Mapping[str, str]  # the dialect's names for kinds of deltas
+    start: Callable[[], bytes]
+    end: Callable[[], bytes]
+    whole: Callable[[], dict]
+    _open: Callable[[str, Delta], bytes]
+    _grow: Callable[[dict[str, Any], str], bytes]
+    _close: Callable[[], bytes]
 
+    def __init__(self, request: Request, cap: str, node: Generation, prompt_tokens: int) -> None:
+        self.request, self.cap, self.node, self.prompt_tokens = request, cap, node, prompt_tokens
+        self.model = str(request.requested.get("model", ""))
+        self.blocks: list[dict[str, Any]] = []
 
-class Stream(Protocol):
-    """The frames of one reply: `start`, then `delta` for each, then `end`, or `whole` instead."""
+    def delta(self, delta: Delta) -> bytes:
+        kind, frames, begins = self.kinds[delta.kind], b"", delta.kind == "call_name"
+        if begins or not self.blocks or self.blocks[-1]["type"] != kind:
+            frames = self._close() + self._open(kind, delta)
+        return frames + (b"" if begins else self._grow(self.blocks[-1], delta.text))
 
-    def __init__(self, answer: Answer) -> None: ...
-
-    def start(self) -> bytes: ...
-
-    def delta(self, delta: Delta) -> bytes: ...
-
-    def end(self) -> bytes: ...
-
-    def whole(self) -> dict: ...
+    def ours(self, prefix: str, call: int = 0) -> str:
+        """An id that tells whose reply it is when it comes back."""
+        return echo_id(self.cap, self.node.index, call, prefix)
 
 
 def sse(data: Any, event: str = "") -> bytes:

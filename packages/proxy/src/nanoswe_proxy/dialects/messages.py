@@ -9,23 +9,21 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from nanoswe_proxy import wire
-from nanoswe_proxy.dialects import Answer, Request, chat, sse
+from nanoswe_proxy import dialects, wire
+from nanoswe_proxy.dialects import Request, chat, sse
 from nanoswe_proxy.errors import BadRequest, ProxyError
-from nanoswe_proxy.render.base import Delta
-from nanoswe_proxy.tree import echo_id
+from nanoswe_proxy.render.types import Delta
 
-RECORDED = ("temperature", "top_p", "top_k", "max_tokens", "model", "tool_choice", "thinking")
+RECORDED = ("temperature", "top_p", "top_k", "max_tokens", "model", "tool_choice", "thinking",
+            "stop")  # fmt: skip
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-KINDS = {"content": "text", "reasoning": "thinking"}
 ERRORS = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 502: "api_error"}
 
 
 def parse(raw: bytes) -> Request:
     """The request in `raw`."""
     body = wire.loads(raw)
-    if body.get("stop_sequences"):
-        raise BadRequest("stop_sequences are not supported: a turn ends at the model's own token")
+    body["stop"] = body.get("stop_sequences")
     system, given = body.get("system") or [], body.get("messages")
     blocks = [system] if isinstance(system, str) else [wire.text_of(b, "system") for b in system]
     text = "\n\n".join(t for t in (wire.NOISE.sub("", b) for b in blocks) if t)
@@ -70,68 +68,65 @@ def _turns(message: dict, where: str) -> Iterator[dict]:
         yield spoken | {"content": "".join(texts)}
 
 
-class Stream:
+class Stream(dialects.Stream):
     """See `dialects.Stream`."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer, self.blocks = answer, list[dict[str, Any]]()
-        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": 0}
-        self.message: dict[str, Any] = {
-            "id": f"msg_{answer.cap[:6]}{answer.node.index}", "type": "message",
-            "role": "assistant", "model": answer.model, "content": [],
-            "stop_reason": None, "stop_sequence": None, "usage": usage,
-        }  # fmt: skip
+    kinds = {"content": "text", "reasoning": "thinking", "call_name": "tool_use",
+             "call_args": "tool_use"}  # fmt: skip
 
     def start(self) -> bytes:
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
+        self.message: dict[str, Any] = {
+            "id": f"msg_{self.cap[:6]}{self.node.index}", "type": "message",
+            "role": "assistant", "model": self.model, "content": [],
+            "stop_reason": None, "stop_sequence": None, "usage": usage,
+        }  # fmt: skip
         return self._event("message_start", message=self.message)
 
-    def delta(self, delta: Delta) -> bytes:
-        kind, frames = KINDS.get(delta.kind, "tool_use"), b""
-        if delta.kind == "call_name" or not self.blocks or self.blocks[-1]["type"] != kind:
-            frames = self._close()
-            new: dict[str, Any] = {"type": kind, kind: ""}
-            if kind == "tool_use":
-                call_id = echo_id(self.answer.cap, self.answer.node.index, delta.index)
-                new = {"type": kind, "id": call_id, "name": delta.text, "input": {}}
-            elif kind == "thinking":
-                new["signature"] = ""
-            frames += self._block("start", content_block=new, at=len(self.blocks))
-            self.blocks.append(new | ({"json": ""} if kind == "tool_use" else {}))
-        if delta.kind == "call_name":
-            return frames
-        key = "json" if kind == "tool_use" else kind
-        self.blocks[-1][key] += delta.text
-        names = {"tool_use": ("input_json_delta", "partial_json")}
-        name, part = names.get(kind, (f"{kind}_delta", kind))
-        return frames + self._block("delta", delta={"type": name, part: delta.text})
-
     def end(self) -> bytes:
-        node, frames = self.answer.node, self._close()
-        self.message["usage"] = {"input_tokens": self.answer.prompt_tokens,
-                                 "output_tokens": len(node.ids)}  # fmt: skip
-        ended = {"stop_reason": STOPS[node.finish_reason], "stop_sequence": None}
-        self.message |= {**ended, "content": self.blocks}
-        frames += self._event("message_delta", delta=ended, usage=self.message["usage"])
+        frames = self._close()
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": len(self.node.ids)}
+        cut = self.node.stop == "stop_string"
+        ended = {"stop_reason": "stop_sequence" if cut else STOPS[self.node.finish_reason],
+                 "stop_sequence": None}  # fmt: skip
+        self.message |= {**ended, "content": self.blocks, "usage": usage}
+        frames += self._event("message_delta", delta=ended, usage=usage)
         return frames + self._event("message_stop")
 
     def whole(self) -> dict:
         return self.message
+
+    def _open(self, kind: str, delta: Delta) -> bytes:
+        block: dict[str, Any] = {"type": kind, kind: ""}
+        if kind == "tool_use":
+            block = {"type": kind, "id": self.ours("call", delta.index), "name": delta.text}
+            block["input"] = {}
+        elif kind == "thinking":
+            block["signature"] = ""
+        self.blocks.append(block | ({"json": ""} if kind == "tool_use" else {}))
+        return self._block("start", content_block=block)
+
+    def _grow(self, block: dict[str, Any], text: str) -> bytes:
+        kind = block["type"]
+        block["json" if kind == "tool_use" else kind] += text
+        names = {"tool_use": ("input_json_delta", "partial_json")}
+        name, part = names.get(kind, (f"{kind}_delta", kind))
+        return self._block("delta", delta={"type": name, part: text})
 
     def _close(self) -> bytes:
         if not self.blocks:
             return b""
         block, frames = self.blocks[-1], b""
         if block["type"] == "thinking":
-            block["signature"] = echo_id(self.answer.cap, self.answer.node.index, 0, "sig")
+            block["signature"] = self.ours("sig")
             signed = {"type": "signature_delta", "signature": block["signature"]}
             frames = self._block("delta", delta=signed)
         if "json" in block:
             block["input"] = json.loads(block.pop("json") or "{}")
         return frames + self._block("stop")
 
-    def _block(self, what: str, at: int | None = None, **fields: Any) -> bytes:
-        index = len(self.blocks) - 1 if at is None else at
-        return self._event(f"content_block_{what}", index=index, **fields)
+    def _block(self, what: str, **fields: Any) -> bytes:
+        return self._event(f"content_block_{what}", index=len(self.blocks) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         return sse({"type": kind, **fields}, kind)

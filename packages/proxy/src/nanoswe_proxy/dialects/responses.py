@@ -7,14 +7,12 @@ no functions are left out. Refuses (BadRequest) previous_response_id, images and
 
 from typing import Any
 
-from nanoswe_proxy import wire
-from nanoswe_proxy.dialects import Answer, Request, chat, sse
+from nanoswe_proxy import dialects, wire
+from nanoswe_proxy.dialects import Request, chat, sse
 from nanoswe_proxy.errors import BadRequest, ProxyError
-from nanoswe_proxy.render.base import Delta
-from nanoswe_proxy.tree import echo_id
+from nanoswe_proxy.render.types import Delta
 
 RECORDED = ("temperature", "top_p", "max_tokens", "model", "tool_choice", "reasoning", "text")
-TEXTS = ("content", "reasoning", "echo")
 PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
@@ -74,47 +72,31 @@ def _add(messages: list[dict], item: Any, where: str) -> None:
         last["reasoning" if kind == "reasoning" else "content"] += "".join(parts)
 
 
-class Stream:
+class Stream(dialects.Stream):
     """See `dialects.Stream`."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer, node = answer, answer.node
-        self.items: list[dict[str, Any]] = []
-        self.number = -1
-        self.body = {"id": f"resp_{answer.cap[:6]}{node.index}", "object": "response",
-                     "created_at": node.created, "status": "in_progress", "model": answer.model,
-                     "output": [], "error": None, "incomplete_details": None, "metadata": {},
-                     "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
-                     "instructions": None, "temperature": None, "top_p": None}  # fmt: skip
+    kinds = {"content": "message", "reasoning": "reasoning", "call_name": "function_call",
+             "call_args": "function_call"}  # fmt: skip
 
     def start(self) -> bytes:
+        self.number = -1
+        self.body = {"id": f"resp_{self.cap[:6]}{self.node.index}", "object": "response",
+                     "created_at": self.node.created, "status": "in_progress",
+                     "model": self.model, "output": [], "parallel_tool_calls": True,
+                     "tool_choice": "auto", "tools": [], "metadata": {}, "error": None,
+                     "incomplete_details": None, "instructions": None, "temperature": None,
+                     "top_p": None}  # fmt: skip
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(k, response=self.body) for k in kinds)
 
-    def delta(self, delta: Delta) -> bytes:
-        kind = {"content": "message", "reasoning": "reasoning"}.get(delta.kind, "function_call")
-        frames = b""
-        if delta.kind == "call_name" or not self.items or self.items[-1]["type"] != kind:
-            frames = self._close() + self._open(kind, delta)
-        item = self.items[-1]
-        if kind == "function_call":
-            if delta.kind == "call_name":
-                return frames
-            item["arguments"] += delta.text
-            return frames + self._part("response.function_call_arguments.delta", delta=delta.text)
-        item["content"][0]["text"] += delta.text
-        name = f"response.{PARTS[kind]}.delta"
-        return frames + self._part(name, content_index=0, delta=delta.text, logprobs=[])
-
     def end(self) -> bytes:
-        frames, node, prompt = self._close(), self.answer.node, self.answer.prompt_tokens
-        cut = node.finish_reason == "length"
-        self.body |= {"status": "incomplete" if cut else "completed", "output": self.items}
-        if cut:
-            self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+        frames, prompt, sampled = self._close(), self.prompt_tokens, len(self.node.ids)
+        cut = self.node.finish_reason == "length"
+        self.body |= {"status": "incomplete" if cut else "completed", "output": self.blocks}
+        self.body["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         self.body["usage"] = {
-            "input_tokens": prompt, "output_tokens": len(node.ids),
-            "total_tokens": prompt + len(node.ids), "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens": prompt, "output_tokens": sampled, "total_tokens": prompt + sampled,
+            "input_tokens_details": {"cached_tokens": 0},
             "output_tokens_details": {"reasoning_tokens": 0},
         }  # fmt: skip
         return frames + self._event(f"response.{self.body['status']}", response=self.body)
@@ -123,19 +105,16 @@ class Stream:
         return self.body
 
     def _open(self, kind: str, delta: Delta) -> bytes:
-        def ours(prefix: str) -> str:
-            return echo_id(self.answer.cap, self.answer.node.index, delta.index, prefix)
-
-        n = len(self.items)
-        item: dict[str, Any] = {"type": kind, "status": "in_progress"}
-        item["id"] = ours(f"{kind[:2]}_{n}_")
+        n = len(self.blocks)
+        item = {"type": kind, "status": "in_progress", "id": self.ours(f"{kind[:2]}_{n}_")}
         if kind == "function_call":
-            item |= {"call_id": ours("call"), "name": delta.text, "arguments": ""}
+            call_id = self.ours("call", delta.index)
+            item |= {"call_id": call_id, "name": delta.text, "arguments": ""}
         elif kind == "reasoning":
-            item |= {"summary": [], "content": [], "encrypted_content": ours("enc")}
+            item |= {"summary": [], "content": [], "encrypted_content": self.ours("enc")}
         else:
             item |= {"role": "assistant", "content": []}
-        self.items.append(item)
+        self.blocks.append(item)
         frames = self._event("response.output_item.added", output_index=n, item=item)
         if kind in PARTS:
             part: dict[str, Any] = {"type": PARTS[kind], "text": "", "annotations": []}
@@ -143,23 +122,30 @@ class Stream:
             frames += self._part("response.content_part.added", content_index=0, part=part)
         return frames
 
+    def _grow(self, block: dict[str, Any], text: str) -> bytes:
+        if block["type"] == "function_call":
+            block["arguments"] += text
+            return self._part("response.function_call_arguments.delta", delta=text)
+        block["content"][0]["text"] += text
+        name = f"response.{PARTS[block['type']]}.delta"
+        return self._part(name, content_index=0, delta=text, logprobs=[])
+
     def _close(self) -> bytes:
-        if not self.items:
+        if not self.blocks:
             return b""
-        item, frames = self.items[-1], b""
+        item, at = self.blocks[-1], len(self.blocks) - 1
         item["status"] = "completed"
         if item["type"] == "function_call":
-            whole = {"arguments": item["arguments"], "name": item["name"]}
+            whole = {k: item[k] for k in ("arguments", "name")}
             frames = self._part("response.function_call_arguments.done", **whole)
         else:
             part, name = item["content"][0], f"response.{PARTS[item['type']]}.done"
             frames = self._part(name, content_index=0, text=part["text"], logprobs=[])
             frames += self._part("response.content_part.done", content_index=0, part=part)
-        at = len(self.items) - 1
         return frames + self._event("response.output_item.done", output_index=at, item=item)
 
     def _part(self, kind: str, **fields: Any) -> bytes:
-        at = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        at = {"item_id": self.blocks[-1]["id"], "output_index": len(self.blocks) - 1}
         return self._event(kind, **at, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:

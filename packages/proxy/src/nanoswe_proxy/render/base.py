@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product, takewhile
 from pathlib import Path
-from typing import Any
 
 from nanoswe_proxy.errors import RenderError, TemplateRefused, Unextendable
 from nanoswe_proxy.parse import Reader
@@ -38,14 +37,12 @@ TOOL = WITNESS["tool"]
 class Renderer:
     """One chat template over one tokenizer."""
 
-    def __init__(
-        self, folder: Path | str, *, thinking: str = "keep", variables: Mapping[str, Any] = {}
-    ) -> None:
+    def __init__(self, folder: Path | str, *, thinking: str = "keep") -> None:
         folder = Path(folder)
         if thinking not in ("keep", "template"):
             raise RenderError(f"thinking must be keep or template, not {thinking!r}")
         self.codec, self.keep = Codec(folder), thinking == "keep"
-        self._template = Template(folder, variables)
+        self._template = Template(folder)
         self.family = families.learn(self._template, self.codec)
         structural = self.codec.structural
         ends = [structural[t] for t in (*self.family.enders, *ALSO_STOP) if t in structural]
@@ -103,8 +100,8 @@ class Renderer:
         placed = self._place(text, found, replies, region.end, stop)
         return _join([self._close_thought(last, said), *placed])
 
-    def reader(self, tools: Tools = None) -> Reader:
-        return Reader(self.codec, self.family.grammar(tools), self.stop_ids)
+    def reader(self, tools: Tools = None, stops: Sequence[str] = ()) -> Reader:
+        return Reader(self.codec, self.family.grammar(tools), self.stop_ids, stops)
 
     def parse(self, ids: Sequence[int], truncated: bool, tools: Tools = None) -> Parsed:
         """The message that sampled ids spell: the fold of a reader."""

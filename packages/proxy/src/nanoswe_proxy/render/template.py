@@ -7,7 +7,7 @@ and (RenderError) what is no Jinja. Its "now" is when it was loaded.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(?=\s*[-+]?%\})")
 class Template:
     """Renders messages. `source` is the text of the template."""
 
-    def __init__(self, folder: Path, variables: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         config = read_json(folder / "tokenizer_config.json")
         sources = _sources(folder, config.get("chat_template"))
         self.source = "\n".join(sources.values())
@@ -42,7 +42,7 @@ class Template:
         tokens = {k: v for k, v in config.items() if k.endswith("_token")}
         spelled = {k: v["content"] if isinstance(v, dict) else v for k, v in tokens.items()}
         named = {k: v for k, v in spelled.items() if isinstance(v, str)}
-        self._variables = {"bos_token": "", "eos_token": "", **named, **variables}
+        self._variables = {"bos_token": "", "eos_token": "", **named}
 
     def render(self, messages: Sequence[dict], tools: Sequence[dict] | None, prompt: bool) -> str:
         """The text of a conversation; `prompt`: and of the beginning of a reply."""
