@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from nanoswe_proxy.app import create_app, serve
 from nanoswe_proxy.engine.scripted import ScriptedEngine
-from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 
 MINTED = re.compile(rb'"id": ?"([a-z_]+[0-9]+x[0-9]+x[0-9a-f]{10})"')
@@ -46,7 +46,7 @@ class Live:
     async def _run(self) -> None:
         self.engine = ScriptedEngine(self.folder, self.scripts, max_context=self.max_context)
         renderer = Renderer(self.folder)
-        self.proxy = Proxy(self.engine, renderer, SamplingDefaults(max_tokens=4000))
+        self.proxy = Proxy(self.engine, renderer, max_tokens=4000)
         async with serve(self.proxy, app=_recorded(create_app(self.proxy), self)):
             self._ready.set()
             await self._stop.wait()

@@ -14,7 +14,7 @@ import pytest
 from nanoswe_proxy import app as shell
 from nanoswe_proxy.app import create_app, serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
-from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import from_json
 
@@ -25,7 +25,7 @@ USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "go"}]
 @asynccontextmanager
 async def running(folder, scripts, **limits):
     engine = ScriptedEngine(folder, scripts, max_context=limits.get("max_context", 2000))
-    proxy = Proxy(engine, Renderer(folder), SamplingDefaults(max_tokens=200))
+    proxy = Proxy(engine, Renderer(folder), max_tokens=200)
     transport = httpx.ASGITransport(create_app(proxy))
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
         yield proxy, client

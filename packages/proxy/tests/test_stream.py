@@ -15,7 +15,7 @@ import pytest
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.log import read
-from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.state import replay
 from nanoswe_proxy.trajectory import from_json
@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()"]
 @asynccontextmanager
 async def running(folder, scripts, logs=None):
     engine = ScriptedEngine(folder, scripts, max_context=2000)
-    proxy = Proxy(engine, Renderer(folder), SamplingDefaults(max_tokens=200), logs)
+    proxy = Proxy(engine, Renderer(folder), logs, max_tokens=200)
     async with serve(proxy) as url, httpx.AsyncClient(base_url=url) as client:
         yield proxy, client
 

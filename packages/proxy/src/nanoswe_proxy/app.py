@@ -1,9 +1,9 @@
 """The HTTP shell: agents' routes under a capability, the trainer's control routes, health and
 metrics.
 
-In: HTTP. Out: OpenAI-shaped answers and errors. Whether a reply reached its client is decided here,
-by the socket. Refuses bodies over the size limit (413) before reading them whole. Control routes
-exist only with `control=True`.
+In: HTTP. Out: answers and errors shaped as each dialect's clients read them. Whether a reply
+reached its client is decided here, by the socket. Refuses bodies over the size limit (413) before
+reading them whole. Control routes exist only with `control=True`.
 """
 
 import asyncio
@@ -23,15 +23,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import view, wire
-from nanoswe_proxy.dialects import Request, chat, messages, responses
+from nanoswe_proxy.dialects import Request, Stream, chat, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-OPENING = {"trial_id": (str,), "try": (int,), "seed_key": (str,), "temperature": (int, float),
-           "max_tokens": (int,)}  # fmt: skip
-LEAST = {"try": 0, "temperature": 0, "max_tokens": 1}
+DIALECTS = {"chat/completions": chat, "messages": messages, "responses": responses}
 
 
 class _Reply(Response):
@@ -40,11 +38,8 @@ class _Reply(Response):
     def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
         call = exchange.call
         self.proxy, self.dialect, self.cap, self.exchange = proxy, dialect, cap, exchange
-        self.stream, self.streamed = (
-            dialect.Stream(request, cap, call.node, len(call.ids)),
-            request.stream,
-        )
-        self.begun = self.over = False
+        self.stream: Stream = dialect.Stream(request, cap, call.node, len(call.ids))
+        self.streamed, self.begun, self.over = request.stream, False, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         me, gone = asyncio.current_task(), asyncio.ensure_future(receive())  # only a disconnect
@@ -59,13 +54,12 @@ class _Reply(Response):
             if gone.done():
                 raise asyncio.CancelledError
             await send({"type": "http.response.body", "body": b""})
+            self.proxy.delivered(self.cap, self.exchange)
         except BaseException:
             self.over = True
             self.proxy.undelivered(self.cap, self.exchange, self.begun)
             if not gone.done():
                 raise
-        else:
-            self.proxy.delivered(self.cap, self.exchange)
         finally:
             gone.cancel()
 
@@ -102,22 +96,19 @@ class _Routes:
         """The handler of a dialect's calls; with `count`, of its question how long a prompt is."""
 
         async def handler(request: HttpRequest) -> Response:
-            try:
-                cap, raw = self._cap(request), b""
-                if cap:
-                    self.proxy.live(cap)  # unknown ones are refused before the body is read
-                raw = await _body(request)
-                cap = cap or str(wire.loads(raw).get("nanoswe_session") or "")
-                self.proxy.live(cap)
-                wanted = dialect.parse(raw)
-                if count:
-                    return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
-                tries = request.headers.get("x-stainless-retry-count", "0")
-                key = request.headers.get("idempotency-key", "")
-                exchange = await self.proxy.call(cap, raw, wanted, retry=tries != "0", key=key)
-                return _Reply(self.proxy, dialect, wanted, cap, exchange)
-            except ProxyError as error:
-                return self._failed(dialect, error)
+            request.state.dialect = dialect
+            if cap := self._cap(request):
+                self.proxy.live(cap)  # unknown ones are refused before the body is read
+            raw = await _body(request)
+            cap = cap or str(wire.loads(raw).get("nanoswe_session") or "")
+            self.proxy.live(cap)
+            wanted = dialect.parse(raw)
+            if count:
+                return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
+            retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+            key = request.headers.get("idempotency-key", "")
+            exchange = await self.proxy.call(cap, raw, wanted, retry=retry, key=key)
+            return _Reply(self.proxy, dialect, wanted, cap, exchange)
 
         return handler
 
@@ -128,10 +119,6 @@ class _Routes:
         keys = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
         return request.path_params.get("cap") or next((k for k in (*keys, bearer) if k), "")
 
-    def _failed(self, dialect: Any, error: ProxyError) -> Response:
-        self.proxy.counts[f"errors_{error.status}"] += 1
-        return JSONResponse(dialect.error(error), error.status)
-
     async def models(self, request: HttpRequest) -> Response:
         self.proxy.live(self._cap(request))
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "nanoswe"}
@@ -139,15 +126,11 @@ class _Routes:
 
     async def open(self, request: HttpRequest) -> Response:
         wanted = wire.loads(await _body(request))
-        facts = wanted | wanted.get("sampling", {})
+        facts = wanted | wanted.pop("sampling", {})
         facts.pop("sampling", None)
-        for key, value in facts.items():
-            if type(value) not in OPENING.get(key, ()) or (key in LEAST and value < LEAST[key]):
-                raise BadRequest(f"{key} = {value!r} is not known here")
         if "trial_id" not in facts:
             raise BadRequest("trial_id is missing")
-        facts["try_"] = facts.pop("try", 0)
-        cap = self.proxy.open(**facts)
+        cap = self.proxy.open(try_=facts.pop("try", 0), **facts)
         root = self.proxy.root_url or str(request.base_url).rstrip("/")
         return JSONResponse({"cap": cap, "base_url": f"{root}/s/{cap}/v1"}, 201)
 
@@ -170,13 +153,13 @@ class _Routes:
         return PlainTextResponse("\n".join(lines) + "\n")
 
     async def error(self, request: HttpRequest, error: Exception) -> Response:
+        if isinstance(error, HTTPException):  # no such route
+            shaped = BadRequest(f"{request.method} {request.url.path}: {error.detail}")
+            return JSONResponse(shaped.body(), error.status_code)
         assert isinstance(error, ProxyError)
-        return self._failed(chat, error)
-
-    async def not_found(self, request: HttpRequest, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        shaped = BadRequest(f"{request.method} {request.url.path}: {error.detail}")
-        return JSONResponse(shaped.body(), error.status_code)
+        self.proxy.counts[f"errors_{error.status}"] += 1
+        dialect = getattr(request.state, "dialect", chat)
+        return JSONResponse(dialect.error(error), error.status)
 
 
 def create_app(
@@ -186,14 +169,12 @@ def create_app(
     agents away from them.
     """
     to = _Routes(proxy, on_seal)
-    spoken = {"chat/completions": chat, "messages": messages, "responses": responses}
     routes = [Route("/healthz", to.health), Route("/metrics", to.metrics)]
     for at in ("/s/{cap}/v1", "/v1"):
-        routes += [Route(f"{at}/models", to.models)]
         count = to.speak(messages, count=True)
+        routes += [Route(f"{at}/models", to.models)]
         routes += [Route(f"{at}/messages/count_tokens", count, methods=["POST"])]
-        for path, dialect in spoken.items():
-            routes += [Route(f"{at}/{path}", to.speak(dialect), methods=["POST"])]
+        routes += [Route(f"{at}/{p}", to.speak(d), methods=["POST"]) for p, d in DIALECTS.items()]
     if control:
         routes += [
             Route("/sessions", to.open, methods=["POST"]),
@@ -201,7 +182,7 @@ def create_app(
             Route("/s/{cap}/view", to.view),
         ]
     return Starlette(
-        routes=routes, exception_handlers={ProxyError: to.error, HTTPException: to.not_found}
+        routes=routes, exception_handlers={ProxyError: to.error, HTTPException: to.error}
     )
 
 
@@ -212,18 +193,13 @@ async def serve(
     """Run uvicorn in this event loop; yields the root URL. Agents' routes only, unless `app` says
     otherwise.
     """
-    config = uvicorn.Config(
-        app or create_app(proxy, control=False),
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        # longer than clients keep an idle connection (httpx: 5 s): else a request meets its closing
-        timeout_keep_alive=75,
+    # Keep-alive is longer than clients keep an idle connection (httpx: 5 s): else a request meets
+    # its closing.
+    server = _Server(uvicorn.Config(
+        app or create_app(proxy, control=False), log_config=None, log_level="warning",
+        access_log=False, lifespan="off", ws="none", timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-    )
-    server = _Server(config)
+    ))  # fmt: skip
     with socket.create_server((host, port), backlog=2048) as listener:
         # asyncio does this for sockets that it makes itself; without it a reply waits 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -247,15 +223,12 @@ class _Server(uvicorn.Server):
 
 
 async def _body(request: HttpRequest) -> bytes:
-    limit = MAX_BODY_BYTES
-    if int(request.headers.get("content-length") or 0) > limit:
-        raise TooLarge(f"the body is larger than {limit} bytes")
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > limit:
-                raise TooLarge(f"the body is larger than {limit} bytes")
+            if len(body) > MAX_BODY_BYTES:
+                raise TooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
     except ClientDisconnect as error:
         raise BadRequest("the client went away before its request was complete") from error
     return bytes(body)

@@ -48,7 +48,7 @@ def serve(
     from nanoswe_proxy.app import create_app
     from nanoswe_proxy.app import serve as running
     from nanoswe_proxy.engine import load_engine
-    from nanoswe_proxy.proxy import Proxy, SamplingDefaults
+    from nanoswe_proxy.proxy import Proxy
     from nanoswe_proxy.render.base import Renderer
     from nanoswe_proxy.trajectory import Trajectory, write_jsonl
 
@@ -58,10 +58,10 @@ def serve(
 
     async def run() -> None:
         renderer = Renderer(tokenizer)
-        defaults = SamplingDefaults(temperature, max_tokens)
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        proxy = Proxy(load_engine(engine, tokenizer), renderer, defaults, logs)
+        defaults = {"temperature": temperature, "max_tokens": max_tokens}
+        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **defaults)
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)

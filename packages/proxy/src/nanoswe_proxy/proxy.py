@@ -9,18 +9,21 @@ Refuses unknown capabilities (404) and sealed sessions (409).
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from nanoswe_proxy import export
 from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.engine.base import Engine, Sampled
-from nanoswe_proxy.errors import EngineError, ProxyError, SealedError, UnknownSession
+from nanoswe_proxy.errors import BadRequest, EngineError, ProxyError, SealedError, UnknownSession
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Delta
@@ -30,14 +33,8 @@ from nanoswe_proxy.trajectory import Trajectory
 
 KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
 KEEP_ALIVE_SEC = 15.0
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """What a session samples with unless `open` says otherwise."""
-
-    temperature: float = 1.0
-    max_tokens: int = 512
+DEFAULTS = {"temperature": 1.0, "max_tokens": 512}  # how a session samples if nothing else is said
+POLICY = TypeAdapter(Policy)
 
 
 @dataclass(eq=False)
@@ -63,11 +60,10 @@ class Proxy:
     """Sessions by capability. Use it on one event loop. With `logs`, a folder, they survive it."""
 
     def __init__(
-        self, engine: Engine, renderer: Renderer, sampling_defaults: SamplingDefaults | None = None,
-        logs: Path | None = None,
-    ) -> None:  # fmt: skip
+        self, engine: Engine, renderer: Renderer, logs: Path | None = None, **defaults: float
+    ) -> None:
         self.engine, self.renderer, self.logs = engine, renderer, logs
-        self.defaults = sampling_defaults or SamplingDefaults()
+        self.defaults = DEFAULTS | defaults
         self.root_url = ""
         self.counts: Counter[str] = Counter()
         self.open_gate = asyncio.Event()
@@ -86,11 +82,15 @@ class Proxy:
         return len(self._live)
 
     def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
-        """A new session; its capability. `fixed` are fields of `state.Policy`."""
+        """A new session; its capability. `fixed` are other fields of `state.Policy`."""
         cap = secrets.token_urlsafe(18)
-        facts = {"seed_key": f"{trial_id}/{try_}", **asdict(self.defaults)}
-        facts |= {k: v for k, v in fixed.items() if v is not None}
-        policy, path = Policy(trial_id, try_, **facts), self._path(cap)
+        facts = {"trial_id": trial_id, "try_": try_, "seed_key": f"{trial_id}/{try_}"}
+        facts |= self.defaults | {k: v for k, v in fixed.items() if v is not None}
+        try:
+            policy, path = POLICY.validate_json(json.dumps(facts), strict=True), self._path(cap)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise BadRequest(f"{wrong['loc'][0]} = {wrong['input']!r}: {wrong['msg']}") from error
         log = Log(path) if path else None
         session = Session.open(cap, policy, self.renderer, self.engine.max_context, log)
         self._live[cap] = _Live(session)

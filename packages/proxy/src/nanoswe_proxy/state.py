@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+
 from nanoswe_proxy import tree, wire
 from nanoswe_proxy.errors import LogError
 from nanoswe_proxy.log import Record
@@ -18,11 +20,12 @@ from nanoswe_proxy.log import Record
 class Policy:
     """What the session fixes for all of its calls, whatever the agent asks for."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     trial_id: str
-    try_: int
+    try_: NonNegativeInt
     seed_key: str
-    temperature: float
-    max_tokens: int
+    temperature: NonNegativeFloat
+    max_tokens: PositiveInt
 
 
 class State:

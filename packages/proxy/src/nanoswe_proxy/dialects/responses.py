@@ -106,7 +106,8 @@ class Stream(dialects.Stream):
 
     def _open(self, kind: str, delta: Delta) -> bytes:
         n = len(self.blocks)
-        item = {"type": kind, "status": "in_progress", "id": self.ours(f"{kind[:2]}_{n}_")}
+        item: dict[str, Any] = {"type": kind, "status": "in_progress"}
+        item["id"] = self.ours(f"{kind[:2]}_{n}_")
         if kind == "function_call":
             call_id = self.ours("call", delta.index)
             item |= {"call_id": call_id, "name": delta.text, "arguments": ""}
