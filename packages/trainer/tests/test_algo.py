@@ -6,17 +6,14 @@ import pytest
 import torch
 
 from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
-from nanoswe_trainer.algo import (
-    Truncated,
-    clip_loss,
-    group_advantages,
-    token_weights,
-    trusted_reward,
-)
+from nanoswe_trainer.algo import group_advantages, policy_loss, token_weights, trusted_reward
 from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder
 from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Row, bins, pack
+from nanoswe_trainer.recipe import TrainSection, Truncated
+
+PLAIN = TrainSection()
 
 
 def test_advantages_by_hand() -> None:
@@ -52,14 +49,13 @@ def test_shift_and_scale_laws() -> None:
     )
 
 
-def test_weights_sum_to_the_stated_constant() -> None:
-    counts = [3, 5, 2]
-    assert token_weights(counts, "token") == [0.1] * 3
-    sequence = token_weights(counts, "sequence")
-    assert sum(w * n for w, n in zip(sequence, counts, strict=True)) == pytest.approx(1.0)
-    assert token_weights(counts, "constant", length=100) == [1 / 300] * 3
-    with pytest.raises(ValueError, match="unknown normaliser"):
-        token_weights(counts, "mean")
+def test_weights_by_hand() -> None:
+    counts, units = [3, 5, 2], {"trials": "aab", "groups": "xxx", "length": 100}
+    assert token_weights(counts, "token", **units) == [1 / 10] * 3
+    assert token_weights(counts, "sequence", **units) == [1 / 16, 1 / 16, 1 / 4]
+    assert token_weights(counts, "prompt", **units) == [1 / 10] * 3
+    assert token_weights(counts, "prompt", **units | {"groups": "xyy"}) == [1 / 6, 1 / 14, 1 / 14]
+    assert token_weights(counts, "constant", **units) == [1 / 200] * 3
 
 
 def test_infrastructure_never_counts_as_a_zero() -> None:
@@ -89,7 +85,7 @@ def test_on_policy_the_ratio_is_exactly_one_and_the_gradient_is_reinforce(small:
     on_policy = row([1, 2, 3, 4, 5], 3, 0.7, [0.0, 0.0, *scored.tolist()])
     batch = pack([on_policy])
     logprobs, _ = token_logprobs(small, batch)
-    loss, numbers = clip_loss(logprobs, batch, clip_low=0.2, clip_high=0.28)
+    loss, numbers = policy_loss(logprobs, batch, PLAIN)
     assert numbers["ratio_mean"] == pytest.approx(1.0, abs=1e-7)
     assert numbers["logprob_gap"] == numbers["kl_behaviour"] == 0.0
     assert numbers["clip_fraction_low"] == numbers["clip_fraction_high"] == 0.0
@@ -103,7 +99,7 @@ def test_on_policy_the_ratio_is_exactly_one_and_the_gradient_is_reinforce(small:
 def test_clip_by_hand() -> None:
     batch = pack([row([1, 2, 3], 2, 1.0, [0.0, -1.0, -1.0])])
     logprobs = torch.tensor([-1.0 + math.log(2.0), -1.0 + math.log(0.5)], requires_grad=True)
-    loss, numbers = clip_loss(logprobs, batch, clip_low=0.2, clip_high=0.28)
+    loss, numbers = policy_loss(logprobs, batch, PLAIN)
     assert loss.item() == pytest.approx(-(0.5 * 1.28 + 0.5 * 0.5))
     assert numbers["clip_fraction_high"] == 0.5
     assert numbers["clip_fraction_low"] == 0.0
@@ -123,11 +119,7 @@ def test_tokens_without_weight_may_hold_anything(small: Decoder) -> None:
     losses = []
     for sample in (clean, dirty):
         batch = pack([sample])
-        losses.append(
-            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[
-                0
-            ].item()
-        )
+        losses.append(policy_loss(token_logprobs(small, batch)[0], batch, PLAIN)[0].item())
     assert losses[0] == losses[1]
 
 
@@ -138,9 +130,7 @@ def test_splitting_into_micro_batches_changes_nothing(small: Decoder) -> None:
         small.zero_grad()
         for part in bins(rows, max_tokens):
             batch = pack(part)
-            clip_loss(token_logprobs(small, batch)[0], batch, clip_low=0.2, clip_high=0.28)[
-                0
-            ].backward()
+            policy_loss(token_logprobs(small, batch)[0], batch, PLAIN)[0].backward()
         assert small.lm_head.weight.grad is not None
         return small.lm_head.weight.grad.clone()
 

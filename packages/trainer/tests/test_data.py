@@ -16,9 +16,8 @@ from nanoswe_harbor.task import load_task
 from nanoswe_proxy.engine.scripted import ScriptedEngine
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Conservation, Sample, Trajectory
-from nanoswe_trainer.algo import Truncated
 from nanoswe_trainer.data import demonstrations, render, rl_rows, sft_rows
-from nanoswe_trainer.recipe import TrainRecipe
+from nanoswe_trainer.recipe import TrainRecipe, TrainSection
 from nanoswe_trainer.rollout import open_rollouts
 from nanoswe_trainer.tiny import CALL_OPEN, STRUCTURE
 
@@ -115,20 +114,15 @@ def test_a_batch_by_hand() -> None:
         [trial(1, 0, 1.0), trial(1, 1, 1.0), trial(1, 2, 1.0), trial(1, 3, 1.0)],
     ]
     every = {t.trial_id: trajectory(t.trial_id, 3 + t.attempt) for g in groups for t in g}
-    settings = {
-        "advantage": "mean",
-        "normaliser": "token",
-        "truncated": Truncated.MASK,
-        "max_length": 64,
-    }
-    batch = rl_rows(groups, every, **settings)
+    train = TrainSection()
+    batch = rl_rows(groups, every, train, 64)
     assert [row.advantages[0] for row in batch.rows] == [0.5, -0.5]
     assert [row.weights for row in batch.rows] == [(0, 0, *[1 / 7] * 3), (0, 0, *[1 / 7] * 4)]
     assert batch.rewards == [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert batch.counts["groups_all_1"] == 1
-    penalised = rl_rows(groups, every, **{**settings, "truncated": Truncated.PENALISE})
+    penalised = rl_rows(groups, every, TrainSection(truncated="penalise"), 64)
     assert [row.advantages[0] for row in penalised.rows] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
     del every[groups[0][0].trial_id]
     with pytest.raises(LookupError, match="no trajectory"):
-        rl_rows(groups, every, **settings)
-    assert not rl_rows([groups[1]], every, **settings).rows
+        rl_rows(groups, every, train, 64)
+    assert not rl_rows([groups[1]], every, train, 64).rows

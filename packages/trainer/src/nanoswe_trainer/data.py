@@ -16,8 +16,9 @@ from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.nano import BUGS, NanoCase, cases, fix_command
 from nanoswe_proxy.render.base import Encoded, Renderer
 from nanoswe_proxy.trajectory import Provenance, Trajectory
-from nanoswe_trainer.algo import Truncated, group_advantages, token_weights, trusted_reward
+from nanoswe_trainer.algo import group_advantages, token_weights, trusted_reward
 from nanoswe_trainer.pack import Row
+from nanoswe_trainer.recipe import TrainSection
 
 NOTHING = "(no output)"
 
@@ -83,8 +84,8 @@ class GroupBatch:
 
 
 def rl_rows(
-    groups: Sequence[Sequence[Trial]], trajectories: Mapping[str, Trajectory], *,
-    advantage: str, normaliser: str, truncated: Truncated, max_length: int,
+    groups: Sequence[Sequence[Trial]], trajectories: Mapping[str, Trajectory],
+    train: TrainSection, max_length: int,
 ) -> GroupBatch:  # fmt: skip
     """Rows in (group, attempt) order: a batch is a function of its trials, not of arrival."""
     out = GroupBatch(
@@ -93,21 +94,28 @@ def rl_rows(
         )
     )
     chosen = []
-    for group in groups:
+    for number, group in enumerate(groups):
         out.rewards += [t.reward for t in group if t.reward is not None]
-        trusted = [trusted_reward(t.stop, t.outcome, t.reward, truncated) for t in group]
-        advantages = group_advantages(trusted, kind=advantage)
+        trusted = [trusted_reward(t.stop, t.outcome, t.reward, train.truncated) for t in group]
+        advantages = group_advantages(trusted, kind=train.advantage, min_group=train.min_group)
         if advantages.dropped:
             out.counts[f"groups_{advantages.dropped}"] += 1
         for trial, value in zip(group, advantages.values, strict=True):
             if value is not None:
                 if trial.trial_id not in trajectories:
                     raise LookupError(f"trial {trial.trial_id} has a reward and no trajectory")
-                chosen += [(s, value) for s in trajectories[trial.trial_id].samples if any(s.mask)]
-    weights = (
-        token_weights([sum(s.mask) for s, _ in chosen], normaliser, max_length) if chosen else []
+                sealed = trajectories[trial.trial_id]
+                chosen += [
+                    (s, value, trial.trial_id, number) for s in sealed.samples if any(s.mask)
+                ]
+    if not chosen:
+        return out
+    rows, values, trials, numbers = zip(*chosen, strict=True)
+    counts = [sum(sample.mask) for sample in rows]
+    weights = token_weights(
+        counts, train.normaliser, trials=trials, groups=numbers, length=max_length
     )
-    for (sample, value), weight in zip(chosen, weights, strict=True):
+    for sample, value, weight in zip(rows, values, weights, strict=True):
         out.rows.append(Row(
             tokens=sample.tokens,
             weights=tuple(weight if m else 0.0 for m in sample.mask),

@@ -209,7 +209,14 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
     if first is None:
         return
     train = recipe.train
-    worker = run.worker("rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm)
+    reference = None
+    if train.kl:
+        if not first:
+            save_decoder(run.decoder, run.folder / "reference")
+        reference = load_decoder(run.folder / "reference")
+    worker = run.worker(
+        "rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm, reference=reference
+    )
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(step: Step) -> None:

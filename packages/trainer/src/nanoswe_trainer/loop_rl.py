@@ -20,7 +20,7 @@ import torch
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.trajectory import Trajectory
-from nanoswe_trainer.algo import clip_loss
+from nanoswe_trainer.algo import policy_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import VllmEngine
@@ -101,10 +101,8 @@ async def train_rl(
             trials = [trial for group, _ in ended for trial in group]
             trajectories = {name: t for _, sealed in ended for name, t in sealed.items()}
             batch = rl_rows(
-                [group for group, _ in ended], trajectories, advantage=train.advantage,
-                normaliser=train.normaliser, truncated=train.truncated,
-                max_length=recipe.cluster.max_context,
-            )  # fmt: skip
+                [group for group, _ in ended], trajectories, train, recipe.cluster.max_context
+            )
             metrics = rollout_metrics(trials, batch) | ages(trajectories.values(), engine.version)
             metrics |= await engine.update(partial(_update, recipe, worker, batch, step))
             groups.plan.trained()
@@ -121,7 +119,7 @@ def _update(recipe: TrainRecipe, worker: Worker, batch: GroupBatch, step: int) -
     if not batch.rows:  # nothing to learn from: the next version is the same policy
         return {}
     torch.set_num_threads(recipe.cluster.train_threads)
-    loss = partial(clip_loss, clip_low=train.clip_low, clip_high=train.clip_high)
+    loss = partial(policy_loss, train=train)
     rate = min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0
     try:
         return worker.step(batch.rows, loss, rate=rate, temperature=recipe.model.temperature)

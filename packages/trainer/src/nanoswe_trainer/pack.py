@@ -48,7 +48,8 @@ class Batch:
     weights_N: Tensor
     advantages_N: Tensor
     behaviour_N: Tensor
-    owners_N: Tensor  # index of the row
+    owners_N: Tensor  # index of the row; a row is whole in its batch
+    reference_N: Tensor | None = None  # logprob under the policy that RL began with
 
 
 def pack(rows: Sequence[Row]) -> Batch:

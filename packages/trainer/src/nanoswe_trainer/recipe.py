@@ -1,18 +1,29 @@
 """The trainer's recipe: evalkit's sections plus `sft`, `train` and `cluster`.
 
 In: a YAML file and dotted overrides (see nanoswe_evalkit.recipe). Out: a frozen TrainRecipe.
-Refuses what evalkit's schema refuses, and sampling filters: the trainer needs the distribution that
-was sampled.
+Refuses what evalkit's schema refuses, sampling filters (the trainer needs the distribution that was
+sampled), and settings of the algorithm that contradict each other.
 """
 
 import hashlib
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+import yaml
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
-from nanoswe_trainer.algo import Truncated
+
+PRESETS: dict[str, dict] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
+
+
+class Truncated(StrEnum):
+    """What becomes of a trial that a limit cut off."""
+
+    MASK = "mask"  # neither in the baseline nor trained
+    TRAIN = "train"  # as if the agent had finished
+    PENALISE = "penalise"  # trained with reward 0, whatever the verdict
 
 
 class SftSection(Section):
@@ -50,15 +61,56 @@ class TrainSection(Section):
     """Of AdamW, for everything."""
     warmup_steps: int = Field(default=4, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
-    advantage: Literal["mean", "mean_std"] = "mean"
-    normaliser: Literal["token", "sequence", "constant"] = "token"
+    preset: Literal["", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "dppo", "deepswe"] = ""
+    """Gives the keys below the values of a published algorithm; keys in the recipe win."""
+    advantage: Literal["mean", "leave_one_out", "mean_std", "mean_std_unbiased", "maxrl"] = "mean"
+    """Reward minus the group's mean; minus the mean of the others; over the group's deviation
+    (population, unbiased); over its mean.
+    """
+    normaliser: Literal["token", "sequence", "constant", "prompt"] = "token"
+    """What weighs the same: each token; each trial; each trial, by tokens over max_context; each
+    group.
+    """
+    policy: Literal["clip", "reinforce", "gspo", "cispo", "dppo", "ice"] = "clip"
+    """The loss of a token; see algo.py."""
     clip_low: float = Field(default=0.2, gt=0)
+    """How far the ratio may fall below 1 (dppo: a token's probability); 1 or more: no bound."""
     clip_high: float = Field(default=0.28, gt=0)
+    """The same above 1."""
+    dual_clip: float = Field(default=0, ge=0)
+    """clip: bounds the loss of a bad token at so many times its advantage; 0: no bound."""
+    drift: float = Field(default=0, ge=0)
+    """Coefficient of the squared log-ratio to the policy that sampled."""
+    kl: float = Field(default=0, ge=0)
+    """Coefficient of the divergence from the policy that RL began with; 0 keeps no copy of it."""
+    kl_kind: Literal["k2", "k3"] = "k3"
     truncated: Truncated = Truncated.MASK
     """What becomes of a trial that a limit cut off: mask, train or penalise."""
+    min_group: int = Field(default=0, ge=0)
+    """A group with fewer trusted rewards is dropped; 0: half of it, at least two."""
     heldout: str = "heldout"
     """The folder beside the training tasks that evaluations use."""
     checkpoint_steps: int = Field(default=5, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        preset = PRESETS.get(str(given.get("preset"))) if isinstance(given, dict) else None
+        return preset | given if preset else given
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _dual_clip(cls, value: float, info: ValidationInfo) -> float:
+        if value and (value <= 1 or info.data.get("policy") != "clip"):
+            raise ValueError("is for policy clip, and above 1")
+        return value
+
+    @field_validator("min_group")
+    @classmethod
+    def _min_group(cls, value: int, info: ValidationInfo) -> int:
+        if value == 1 or value > info.data.get("group_size", value):
+            raise ValueError("must be 0, or from 2 to group_size")
+        return value
 
     @model_validator(mode="after")
     def _bound(self) -> Self:
@@ -89,6 +141,13 @@ class TrainRecipe(Recipe):
     sft: SftSection = SftSection()
     train: TrainSection = TrainSection()
     cluster: ClusterSection = ClusterSection()
+
+    @field_validator("train")
+    @classmethod
+    def _samples(cls, train: TrainSection, info: ValidationInfo) -> TrainSection:
+        if train.steps and info.data["model"].temperature == 0:
+            raise ValueError("RL needs model.temperature above 0: greedy trials are all the same")
+        return train
 
 
 def digest(recipe: TrainRecipe) -> str:

@@ -5,7 +5,9 @@ rows into more or fewer micro-batches changes nothing but rounding. A gradient t
 skips the step and is counted; three in a row stop the run.
 """
 
+import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from nanoswe_trainer.model import Decoder
 from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Batch, Row, bins, pack
 
-# loss(logprobs_N, batch) -> (scalar to minimise, metrics that add up over micro-batches)
+# loss(logprobs_N, batch) -> (scalar to minimise, metrics that add up over micro-batches, or _max)
 Loss = Callable[[Tensor, Batch], tuple[Tensor, dict[str, float]]]
 
 
@@ -34,8 +36,9 @@ class Worker:
     """A Decoder and its optimizers: Muon for the blocks' matrices, if asked, AdamW for the rest."""
 
     def __init__(self, decoder: Decoder, *, learning_rate: float, muon_learning_rate: float = 0.0,
-                 clip_norm: float = 1.0, max_tokens: int = 16384, bf16: bool = False):  # fmt: skip
-        self.decoder, self.clip_norm = decoder, clip_norm
+                 clip_norm: float = 1.0, max_tokens: int = 16384, bf16: bool = False,
+                 reference: Decoder | None = None):  # fmt: skip
+        self.decoder, self.clip_norm, self.reference = decoder, clip_norm, reference
         self.max_tokens, self.bf16 = max_tokens, bf16
         matrices = [p for n, p in decoder.named_parameters() if p.ndim == 2 and ".layers." in n]
         chosen = {id(p) for p in matrices} if muon_learning_rate else set()
@@ -61,10 +64,17 @@ class Worker:
             logprobs, entropies = token_logprobs(
                 self.decoder, batch, temperature=temperature, bf16=self.bf16
             )
+            if self.reference:
+                with torch.no_grad():
+                    kept, _ = token_logprobs(
+                        self.reference, batch, temperature=temperature, bf16=self.bf16
+                    )
+                batch = replace(batch, reference_N=kept)
             value, numbers = loss(logprobs, batch)
             value.backward()
             for key, number in numbers.items():
-                totals[key] = totals.get(key, 0.0) + number
+                merge = max if key.endswith("_max") else operator.add
+                totals[key] = merge(totals.get(key, 0.0), number)
             entropy, trained = entropy + entropies.sum().item(), trained + len(entropies)
         norm = nn.utils.clip_grad_norm_(self.decoder.parameters(), self.clip_norm)
         self._apply(norm, rate)
