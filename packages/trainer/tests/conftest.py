@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from nanoswe_trainer import tiny
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, load_decoder
 
 # In an environment of its own: `nox --session vllm`.
 collect_ignore = [] if find_spec("vllm") else ["test_vllm.py"]
+settings.register_profile("busy", deadline=None)  # other processes share the cores
+settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ VARIANTS = [{"preset": name} for name in PRESETS] + [
 
 
 @pytest.mark.parametrize("train", VARIANTS, ids=str)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10**6))
 def test_gradients_are_those_of_finite_differences(train: dict, seed: int) -> None:
     chosen = TrainSection(**train)
