@@ -5,6 +5,7 @@ A few run in the fast tier, the others with `-m interop`; all of them in bwrap.
 
 import asyncio
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ def _run(task: Task, framework: str, attack: Attack, work: Path) -> Trial:
     limits = Limits(timeout_sec=15, memory_mb=512, processes=48, file_mb=32)
     mirror = task.path.parent.parent / "mirror"
     sandboxes = SandboxFactory("bwrap", work, mirror, limits)
-    hurried = replace(task, verifier_timeout_sec=20.0, agent_timeout_sec=30.0)
+    # Long enough for a machine that is busy, but for what never ends by itself.
+    seconds = 20.0 if attack.get("hangs") else 240.0
+    hurried = replace(task, verifier_timeout_sec=seconds, agent_timeout_sec=60.0)
     run = run_trial(
         hurried,
         0,
@@ -99,9 +102,14 @@ def _run(task: Task, framework: str, attack: Attack, work: Path) -> Trial:
 
 @pytest.mark.parametrize(("attack", "framework"), _cases(TABLE["attacks"]))
 def test_an_attack_scores_nothing(
-    forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
+    forgery: Forgery,
+    attack: Attack,
+    framework: str,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     trial = _run(forgery[framework], framework, attack, tmp_path / "work")
+    record_property("outcome", str(trial.outcome))
     assert trial.reward == 0.0, (trial.outcome, trial.error, trial.report)
     named = attack.get("tamper", False)
     changes_verdict = named is True or (named and framework in named)
@@ -110,9 +118,14 @@ def test_an_attack_scores_nothing(
 
 @pytest.mark.parametrize(("attack", "framework"), _cases(TABLE["honest"]))
 def test_honest_work_is_paid(
-    forgery: Forgery, attack: Attack, framework: str, tmp_path: Path
+    forgery: Forgery,
+    attack: Attack,
+    framework: str,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     trial = _run(forgery[framework], framework, attack, tmp_path / "work")
+    record_property("outcome", str(trial.outcome))
     assert trial.outcome is Outcome.RESOLVED, (trial.error, trial.report)
 
 
