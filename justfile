@@ -6,7 +6,7 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @just --list --unsorted
 
-# Install the four packages into .venv (other recipes call it themselves); `setup openhands`, `setup vllm`: a Python of their own for these
+# Install the four packages into .venv (other recipes call it themselves); `setup openhands`, `mini`, `vllm`: a Python of their own for these
 [group('start here')]
 setup *what:
     @tools/setup {{ what }}

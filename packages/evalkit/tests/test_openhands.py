@@ -18,7 +18,7 @@ from fake_model import FakeModel, Reply, fake_model
 from test_trial import _fix
 
 from nanoswe_evalkit.agents.base import ModelConfig
-from nanoswe_evalkit.agents.openhands import OpenHandsAgent
+from nanoswe_evalkit.agents.runner import RunnerAgent
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
 from nanoswe_evalkit.recipe import AgentSection
 from nanoswe_evalkit.sandboxes import SandboxFactory
@@ -53,9 +53,9 @@ DONE = call("finish", message="done")
 
 
 @asynccontextmanager
-async def agent(**settings: Any) -> AsyncIterator[OpenHandsAgent]:
+async def agent(**settings: Any) -> AsyncIterator[RunnerAgent]:
     section = AgentSection(kind="openhands", **{"max_turns": 12, **settings})
-    made = OpenHandsAgent(PYTHON, section.model_dump(exclude={"python"}))
+    made = RunnerAgent("openhands", PYTHON, section.model_dump(exclude={"python"}))
     try:
         await made.start()
         yield made
@@ -177,7 +177,7 @@ def test_how_it_ends(
 
 def test_no_python_is_one_line(tmp_path: Path) -> None:
     async def main() -> None:
-        await OpenHandsAgent(tmp_path / "python", {}).start()
+        await RunnerAgent("openhands", tmp_path / "python", {}).start()
 
     with pytest.raises(EvalkitError, match="just setup openhands"):
         asyncio.run(main())

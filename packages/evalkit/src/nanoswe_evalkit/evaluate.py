@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
+from nanoswe_evalkit.agents.command import CommandAgent
 from nanoswe_evalkit.agents.nano import NanoAgent
-from nanoswe_evalkit.agents.openhands import OpenHandsAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
+from nanoswe_evalkit.agents.runner import RunnerAgent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
 from nanoswe_evalkit.passk import (
@@ -48,6 +49,8 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     """Run or resume the recipe in `folder`; the summary."""
     if recipe.agent.kind not in ("oracle", "nop") and not recipe.model.base_url:
         raise EvalkitError(f"agent {recipe.agent.kind} needs model.base_url, ending in /v1")
+    if recipe.agent.kind == "command" and not recipe.agent.command:
+        raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks = load_tasks(recipe.tasks.path)[: recipe.tasks.limit]
@@ -61,7 +64,7 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     config = recipe.model_dump(mode="json")
     agent = make_agent(recipe.agent)
     try:
-        if isinstance(agent, OpenHandsAgent):
+        if isinstance(agent, RunnerAgent):
             await agent.start()
         with (
             Tracker(folder, recipe.name, config, wandb=wandb) as tracker,
@@ -169,11 +172,16 @@ async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, st
 
 
 def make_agent(section: AgentSection) -> Agent:
-    if section.kind == "openhands":
-        return OpenHandsAgent(section.python, section.model_dump(exclude={"python"}))
-    if section.kind == "nano":
-        return NanoAgent(section.max_turns)
-    return OracleAgent() if section.kind == "oracle" else NopAgent()
+    match section.kind:
+        case "openhands" | "mini" as kind:
+            python = section.python or Path(f".{kind}/bin/python")
+            return RunnerAgent(kind, python, section.model_dump(exclude={"python", "command"}))
+        case "command":
+            return CommandAgent(section.command, section.max_turns)
+        case "nano":
+            return NanoAgent(section.max_turns)
+        case kind:
+            return OracleAgent() if kind == "oracle" else NopAgent()
 
 
 def _mirror(tasks: Path, mirror: Path | None) -> Path | None:

@@ -36,10 +36,13 @@ class TasksSection(Section):
 
 
 class AgentSection(Section):
-    kind: Literal["nano", "openhands", "oracle", "nop"] = "nano"
+    kind: Literal["nano", "openhands", "mini", "command", "oracle", "nop"] = "nano"
     max_turns: int = Field(default=30, ge=1)
-    python: Path = Path(".openhands/bin/python")
-    """openhands: the Python that has it; `./just setup openhands` makes it."""
+    """Model calls in all."""
+    python: Path | None = None
+    """openhands, mini: the Python that has it; unset: the one that `./just setup NAME` makes."""
+    command: str = ""
+    """command: what bash runs in the sandbox; it finds INSTRUCTION and OPENAI_BASE_URL."""
     nudges: int = Field(default=0, ge=0)
     """openhands: how often a reply without a tool call is answered `continue` before it ends."""
     stuck_detector: bool = True

@@ -93,8 +93,13 @@ class Sandbox(ABC):
     @abstractmethod
     async def _run(self, command: Command) -> ExecResult: ...
 
-    def shell(self, env: Mapping[str, str] = NO_ENV) -> AbstractAsyncContextManager[int]:
-        """A terminal with an interactive bash, as a file descriptor; commands may run beside it."""
+    def shell(
+        self, env: Mapping[str, str] = NO_ENV, argv: Sequence[str] = SHELL
+    ) -> AbstractAsyncContextManager[int]:
+        """A terminal with an interactive bash, or what else reads a first line and then goes on.
+
+        It is a file descriptor; commands may run beside it.
+        """
         raise SandboxError("this sandbox has no shell; choose bwrap or docker")
 
     async def run(

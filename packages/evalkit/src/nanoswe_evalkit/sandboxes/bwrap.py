@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -174,11 +174,11 @@ class BwrapSandbox(Sandbox):
                 _kill(pids)
 
     @asynccontextmanager
-    async def shell(self, env: Mapping[str, str] = base.NO_ENV) -> AsyncIterator[int]:
+    async def shell(
+        self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
+    ) -> AsyncIterator[int]:
         terminal, tty = os.openpty()
-        command = Command(
-            ["setsid", "--ctty", *base.SHELL], b"", {**base.SHELL_ENV, **env}, None, 0, 0
-        )
+        command = Command(["setsid", "--ctty", *argv], b"", {**base.SHELL_ENV, **env}, None, 0, 0)
         try:
             process = await self._enter(command, tty)
             os.close(tty)

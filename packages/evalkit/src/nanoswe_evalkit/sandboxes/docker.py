@@ -93,8 +93,10 @@ class DockerSandbox(Sandbox):
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
     @asynccontextmanager
-    async def shell(self, env: Mapping[str, str] = base.NO_ENV) -> AsyncIterator[int]:
-        _, terminal = await self._exec(base.SHELL, {**base.SHELL_ENV, **env}, None, tty=True)
+    async def shell(
+        self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
+    ) -> AsyncIterator[int]:
+        _, terminal = await self._exec(argv, {**base.SHELL_ENV, **env}, None, tty=True)
         self._has_shell = True
         terminal._sock.sendall(b"\n")
         try:

@@ -1,8 +1,8 @@
-"""`openhands`: the SDK in a Python of its own, one runner process for all trials.
+"""`openhands` and `mini`: agents in a Python of their own, one runner process for all trials.
 
-In: that Python (`./just setup openhands` makes one), and the agent's settings. Out: how it stopped.
-The runner asks over a unix socket: its tools' commands run in the trial's sandbox, and a terminal
-there is handed over as a descriptor. Refuses (EvalkitError) a Python without the SDK.
+In: which, its Python (`./just setup openhands`, or `mini`, makes it), the agent's settings. Out:
+how it stopped. The runner asks over a unix socket: its tools' commands run in the trial's sandbox,
+and a terminal there is handed over as a descriptor. Refuses (EvalkitError) a Python without it.
 """
 
 import asyncio
@@ -21,17 +21,18 @@ from nanoswe_evalkit.agents.base import Job, ModelError
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 from nanoswe_evalkit.sandboxes.base import MIB
 
-RUNNER = Path(__file__).with_name("openhands_runner.py")
+RUNNERS = Path(__file__).parent / "runners"
 MOST = 11 * MIB  # more than the 10 MiB that OpenHands' file editor takes
-QUIET = ("OPENHANDS_SUPPRESS_BANNER", "ALLOW_SHORT_CONTEXT_WINDOWS")
-ENV = dict.fromkeys((*QUIET, "LITELLM_LOCAL_MODEL_COST_MAP"), "true") | {"LANG": "C.UTF-8"}
+QUIET = "OPENHANDS_SUPPRESS_BANNER ALLOW_SHORT_CONTEXT_WINDOWS MSWEA_SILENT_STARTUP"
+ENV = dict.fromkeys([*QUIET.split(), "LITELLM_LOCAL_MODEL_COST_MAP"], "true")
+ENV |= {"LANG": "C.UTF-8", "PATH": os.defpath, "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "5"}
 
 
-class OpenHandsAgent:
+class RunnerAgent:
     """`settings` is sent with every job, and is in the record of every trial."""
 
-    def __init__(self, python: Path, settings: dict[str, Any]) -> None:
-        self.python, self.settings = python, settings
+    def __init__(self, kind: str, python: Path, settings: dict[str, Any]) -> None:
+        self.kind, self.python, self.settings = kind, python, settings
         self._folder = Path()
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -57,7 +58,7 @@ class OpenHandsAgent:
                 while True:
                     writer.write(json.dumps(answer).encode() + b"\n")
                     if not (line := await reader.readline()):
-                        raise EvalkitError(f"the OpenHands runner died: {self._log()}")
+                        raise EvalkitError(f"the runner of {self.kind} died: {self._log()}")
                     request, answer = json.loads(line), None
                     match request.pop("op"):
                         case "run":  # bytes travel as latin-1 text
@@ -85,7 +86,7 @@ class OpenHandsAgent:
             return
         await self.close()
         if not self.python.is_file():
-            text = "no such Python; ./just setup openhands makes it, or set agent.python"
+            text = f"no such Python; ./just setup {self.kind} makes it, or set agent.python"
             raise EvalkitError(f"{self.python}: {text}")
         self._folder = Path(tempfile.mkdtemp(prefix="nanoswe-"))
         # No file of this user's home or settings may change what an agent does.
@@ -93,14 +94,14 @@ class OpenHandsAgent:
         with (self._folder / "log").open("wb") as log:
             # The end of its stdin tells the runner that we are gone.
             streams: Any = {"stdin": asyncio.subprocess.PIPE, "stdout": log, "stderr": log}
-            argv = (self.python, "-P", RUNNER, self._folder / "socket")
+            argv = (self.python, RUNNERS / f"run_{self.kind}.py", self._folder / "socket")
             self._process = await asyncio.create_subprocess_exec(
-                *argv, **streams, env={"PATH": os.defpath, **ENV, **home}, start_new_session=True
+                *argv, **streams, env=ENV | home, start_new_session=True
             )
         while not (self._folder / "socket").exists():
             await asyncio.sleep(0.05)
             if self._process.returncode is not None:
-                raise EvalkitError(f"no OpenHands runner: {self._log()}")
+                raise EvalkitError(f"no runner of {self.kind}: {self._log()}")
 
     def _log(self) -> str:
         text = (self._folder / "log").read_text(encoding="utf-8", errors="replace")

@@ -1,24 +1,19 @@
 # mypy: ignore-errors
 """OpenHands (SDK 1.58) for many trials at once: its prompts, tools and loop, our sandbox.
 
-In: the path of a unix socket; each connection is a trial, its first line the job. Out: one JSON
-request at a time (`run`, `terminal`, `message`), last `end`: how it stopped, or what failed. When a
-connection closes, its agent stops; when stdin ends, we do. Needs Python >= 3.12; nothing of ours.
+In: link.py's jobs. Out: how each stopped. `terminal` is the SDK's own session over a terminal of
+the sandbox, `file_editor` its own editor on a mirror of one file. Needs Python >= 3.12.
 """
 
-import json
 import os
 import posixpath
-import select
 import shutil
-import socket
-import sys
 import tempfile
-import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+from link import Link, serve, start
 from openhands.sdk import LLM, Agent, LLMConvertibleEvent, LLMSummarizingCondenser, Tool
 from openhands.sdk import LocalConversation as Conversation
 from openhands.sdk.conversation.exceptions import ConversationRunError
@@ -40,32 +35,6 @@ FETCH = r"""[ -e "$0" ] || { [ -d "$(dirname -- "$0")" ] && exit 4 || exit 5; }
 [ -d "$0" ] || exec cat -- "$0"
 cd "$0" && find -L . -mindepth 1 -maxdepth 2 \( -type d -printf '%P/\0' -o -printf '%P\0' \); exit 3
 """
-
-
-def start(function, *args) -> None:
-    threading.Thread(target=function, args=args, daemon=True).start()
-
-
-class Link:  # one trial's connection; `on_close` stops its agent
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.file, self.lock = sock, sock.makefile("rwb"), threading.Lock()
-        self.on_close = lambda: None
-        self.job = json.loads(self.file.readline())
-        poll = select.poll()
-        poll.register(sock, select.POLLRDHUP)
-        start(lambda: (poll.poll(), self.on_close()))
-
-    def call(self, op: str, **fields):
-        with self.lock:
-            self.file.write(json.dumps({"op": op, **fields}).encode() + b"\n")
-            self.file.flush()
-            fds = socket.recv_fds(self.sock, 1, 1)[1] if op == "terminal" else None
-            answer = json.loads(self.file.readline())
-            return fds[0] if fds else answer
-
-    def run(self, *argv: str, stdin: bytes = b"") -> tuple[int, bytes]:
-        code, output = self.call("run", argv=argv, stdin=stdin.decode("latin-1"))
-        return code, output.encode("latin-1")
 
 
 LINKS: dict[str, Link] = {}  # by the conversation's own, empty folder
@@ -228,28 +197,8 @@ def converse(conversation: Conversation, job: dict, facts: dict) -> str:
         conversation.send_message(NUDGE)
 
 
-def trial(sock: socket.socket) -> None:
-    link = Link(sock)
-    try:
-        result = work(link)
-    except Exception as error:
-        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-    with sock, suppress(OSError, ValueError):  # the harness may have ended the trial before
-        link.call("end", **result)
-
-
-def serve(path: str) -> None:
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(f"{path}.new")
-    server.listen(1024)
-    Path(f"{path}.new").rename(path)  # when it is there it answers
-    start(lambda: (sys.stdin.read(), os._exit(0)))
-    while True:
-        start(trial, server.accept()[0])
-
-
 if __name__ == "__main__":
     impl.create_terminal_session = create_terminal_session
     impl._is_tmux_available = lambda: False  # its terminals would run on this machine
     register_tool(FileEditorTool.name, SandboxEditorTool)
-    serve(sys.argv[1])
+    serve(work)
