@@ -62,7 +62,7 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
         (("run", "r.yaml", "eval.trackr=wandb"), "did you mean tracker?"),
         (("verify", "nowhere"), "nowhere: no such folder"),
         (("verify", "nowhere", "--sandbox", "jail"), "nowhere"),
-        (("compare", "a", "b"), "No such file"),
+        (("compare", "a", "b"), "a: holds no trials.jsonl"),
         (("regrade", "a"), "cannot be read"),
         (("run",), "Missing argument"),
     ],

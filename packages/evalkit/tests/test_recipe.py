@@ -1,10 +1,11 @@
 """Recipes are strict, and say what is wrong in one line."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.recipe import Recipe, RecipeError, dump_recipe, load_recipe
+from nanoswe_evalkit.recipe import Recipe, RecipeError, TasksSection, dump_recipe, load_recipe
 
 MINIMAL = "name: a\ntasks: {path: tasks/nano/heldout}\n"
 
@@ -53,3 +54,12 @@ def test_wrong_recipes(tmp_path: Path, text: str, override: str, message: str) -
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read"):
         load_recipe(tmp_path / "no.yaml", [], Recipe)
+
+
+def test_a_limit_gives_each_repository_its_share() -> None:
+    tasks = [f"{repo}-{i:03}" for repo, n in (("a", 100), ("b", 50), ("c", 10)) for i in range(n)]
+    chosen = TasksSection(path=Path("x"), limit=16).chosen(tasks)
+    assert Counter(task[0] for task in chosen) == {"a": 10, "b": 5, "c": 1}
+    assert len(set(chosen)) == 16
+    assert TasksSection(path=Path("x"), limit=999).chosen(tasks) == tasks
+    assert TasksSection(path=Path("x")).chosen(tasks) == tasks

@@ -2,6 +2,9 @@
 
 import asyncio
 import fcntl
+import json
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +24,7 @@ from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_t
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Sandbox, SandboxError
 from nanoswe_evalkit.trial import Trial, run_trial
-from nanoswe_harbor.task import Task
+from nanoswe_harbor.task import Task, load_tasks
 
 
 class FlakyAgent:
@@ -35,7 +38,7 @@ class FlakyAgent:
         self.urls.append(job.base_url)
         self.now += 1
         self.most = max(self.most, self.now)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         self.now -= 1
         if len(self.urls) <= self.failures:
             raise ModelError("down")
@@ -102,7 +105,7 @@ def test_garbage_in_the_middle_is_refused(
 ) -> None:
     path = tmp_path / "trials.jsonl"
     path.write_text('{"schema": "trial/9"}\n')
-    with pytest.raises(EvalkitError, match=r"trials\.jsonl:1"):
+    with pytest.raises(EvalkitError, match=r"trials\.jsonl:1: .*schema trial/1"):
         _run(sandboxes, tasks, NopAgent(), path)
 
 
@@ -142,6 +145,56 @@ def test_a_trial_without_reward_is_recorded_and_runs_again(
     (trial,), ran = _run(sandboxes, tasks[:1], NopAgent(), path, 1)
     assert trial.reward == 0.0 and ran == [trial.trial_id]
     assert read_trials(path) == [trial]
+
+
+def test_a_changed_task_is_not_answered_by_an_old_trial(
+    nano: Path, sandboxes: SandboxFactory, tmp_path: Path
+) -> None:
+    shutil.copytree(nano / "train", tmp_path / "train")
+    record = tmp_path / "trials.jsonl"
+    _, ran = _run(sandboxes, load_tasks(tmp_path / "train"), NopAgent(), record, 1)
+    assert len(ran) == 3
+    changed = load_tasks(tmp_path / "train")[1]
+    with (changed.path / "instruction.md").open("a") as file:
+        file.write("Also this.\n")
+    _, ran = _run(sandboxes, load_tasks(tmp_path / "train"), NopAgent(), record, 1)
+    assert ran == [f"{changed.task_id}.0"]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.interop)])
+def test_kill_at_any_moment_loses_no_trial_and_runs_none_twice(
+    nano: Path, tmp_path: Path, kills: int
+) -> None:
+    attempts, rng = 4 * kills, random.Random(kills)
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\ntasks: {{path: {nano / 'train'}}}\nagent: {{kind: oracle}}\n"
+        f"eval: {{attempts: {attempts}, concurrency: 2}}\n"
+    )
+    command = [sys.executable, "-m", "nanoswe_evalkit.cli", "run", str(tmp_path / "r.yaml")]
+    record = tmp_path / "runs" / "r" / "trials.jsonl"
+    whole: list[bytes] = []  # the whole lines of the record, which no resumption may touch
+    for _ in range(kills):
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        more, deadline = len(whole) + rng.randrange(4), time.monotonic() + 120
+        while process.poll() is None and _lines(record) < more:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.random() / 2)  # anywhere in what comes next
+        process.kill()
+        process.wait()
+        lines = record.read_bytes().split(b"\n")[:-1] if record.exists() else []
+        assert lines[: len(whole)] == whole
+        whole = lines
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, check=True)
+    summary = json.loads(done.stdout)
+    assert summary["outcomes"] == {"resolved": 3 * attempts}
+    ids = [json.loads(line)["trial_id"] for line in record.read_bytes().splitlines()]
+    assert len(ids) == len(set(ids)) == 3 * attempts
+    assert not (tmp_path / "runs" / "r" / "work").exists()
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_ctrl_c_leaves_a_resumable_run_and_no_process(nano: Path, tmp_path: Path) -> None:

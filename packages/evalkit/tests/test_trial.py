@@ -13,9 +13,9 @@ from fake_model import FakeModel, Reply, call, fake_model
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
-from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
+from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial, from_line, run_trial, seed_of, to_line
+from nanoswe_evalkit.trial import Trial, from_record, run_trial, seed_of, to_line
 from nanoswe_harbor.grader.policy import sections
 from nanoswe_harbor.task import Task
 
@@ -239,7 +239,7 @@ def test_any_bytes_survive_extraction_and_record(sandboxes: SandboxFactory, task
 head -c 4000 /dev/urandom > data.bin; printf 'x\r\n' > crlf; ln -s crlf link; chmod +x README.md"""
     trial = _trial(sandboxes, task, BashAgent(script))
     assert trial.outcome is Outcome.RESOLVED
-    assert from_line(to_line(trial)) == trial
+    assert from_record(json.loads(to_line(trial))) == trial
 
 
 def test_a_test_run_that_forges_markers_does_not_pass(
@@ -266,10 +266,3 @@ def test_rewards() -> None:
     no_reward = {o for o in Outcome if reward_of(o) is None}
     assert no_reward == {Outcome.INFRA_ERROR, Outcome.GRADER_ERROR}
     assert [o for o in Outcome if reward_of(o) == 1.0] == [Outcome.RESOLVED]
-
-
-def test_unknown_schema_is_refused(sandboxes: SandboxFactory, task: Task) -> None:
-    line = to_line(_trial(sandboxes, task, NopAgent()))
-    record = {**json.loads(line), "schema": "trial/2"}
-    with pytest.raises(EvalkitError, match="trial/1"):
-        from_line(json.dumps(record))

@@ -53,7 +53,7 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
         raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
-    tasks = load_tasks(recipe.tasks.path)[: recipe.tasks.limit]
+    tasks = recipe.tasks.chosen(load_tasks(recipe.tasks.path))
     work, mirror = folder / "work", _mirror(recipe.tasks.path, recipe.tasks.mirror)
     kind = await pick(recipe.sandbox.kind, work)
     _claim(folder, recipe)

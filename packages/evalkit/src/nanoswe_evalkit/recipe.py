@@ -17,6 +17,8 @@ from nanoswe_evalkit.agents.base import ModelConfig
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.sandboxes.base import Limits
 
+T = TypeVar("T")
+
 
 class RecipeError(EvalkitError):
     """The recipe or an override is wrong."""
@@ -32,7 +34,11 @@ class TasksSection(Section):
     mirror: Path | None = None
     """Bare repositories `owner/name.git`; unset: the `mirror` beside the tasks, if any."""
     limit: int | None = Field(default=None, ge=1)
-    """The first so many tasks, in the order of their ids."""
+    """So many tasks, spread over the order of their ids: each repository has its share."""
+
+    def chosen(self, tasks: Sequence[T]) -> list[T]:
+        count = min(self.limit or len(tasks), len(tasks))
+        return [tasks[i * len(tasks) // count] for i in range(count)]
 
 
 class AgentSection(Section):

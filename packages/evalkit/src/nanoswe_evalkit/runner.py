@@ -2,8 +2,9 @@
 
 In: tasks, attempts, everything `run_trial` needs, and a file. Out: trials ordered by (task,
 attempt), and trials.jsonl, from which an interrupted run resumes: a torn last line is cut off and
-its trial runs again, and so does one without a reward. Infrastructure errors get at most two new
-tries. Refuses a file of another schema, or one that another process is writing.
+its trial runs again; so does one without a reward, and one of another task content or version of
+the harness. Infrastructure errors get at most two new tries. Refuses a file of another schema, or
+one that another process is writing.
 """
 
 import asyncio
@@ -11,16 +12,19 @@ import fcntl
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
+from nanoswe_evalkit import __version__
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.grading import Grade, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
+from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial, from_line, run_trial, to_line
-from nanoswe_harbor.task import Task
+from nanoswe_evalkit.trial import SCHEMA, Trial, from_record, run_trial, to_line
+from nanoswe_harbor.task import Task, package_digest
 
 MAX_TRIES = 3
 log = logging.getLogger(__name__)
@@ -54,16 +58,20 @@ async def run_trials(
         once = partial(run, task, attempt, trial_id=name)
         async with gate:
             trial = await _with_tries(name, once, base_url, open_session, close_session)
-        done[name] = trial
         if file:
+            trial = replace(trial, key=keys[task.task_id])
             file.write(to_line(trial))
             file.flush()
+        done[name] = trial
         if on_trial:
             on_trial(trial)
 
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
+    keys = {task.task_id: f"{__version__} {package_digest(task.path)}" for task in tasks if path}
     with _recording(path) as (file, finished):
-        done |= {trial.trial_id: trial for trial in finished if trial.reward is not None}
+        for trial in finished:
+            if trial.reward is not None and trial.key == keys.get(trial.task_id):
+                done[trial.trial_id] = trial
         async with asyncio.TaskGroup() as group:
             for task, attempt in jobs:
                 if trial_id(task, attempt) not in done:
@@ -91,14 +99,9 @@ async def _with_tries(
 
 def read_trials(path: Path) -> list[Trial]:
     """The trials of a file, the last record of each id; a torn last line is ignored."""
-    lines = path.read_bytes().split(b"\n")[:-1]  # what stands after the last newline is torn
-    trials: dict[str, Trial] = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            trial = from_line(line.decode())
-        except (ValueError, LookupError, TypeError, EvalkitError) as error:
-            raise EvalkitError(f"{path}:{number}: not a readable trial ({error})") from error
-        trials[trial.trial_id] = trial
+    if not path.is_file():
+        raise EvalkitError(f"{path.parent}: holds no {path.name}; name the folder of a run")
+    trials = {trial.trial_id: trial for trial in read_jsonl(path, SCHEMA, from_record)}
     return list(trials.values())
 
 

@@ -26,7 +26,10 @@ SCHEMA = "trial/1"
 
 @dataclass(frozen=True)
 class Trial:
-    """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict."""
+    """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict.
+
+    `key` names the harness and the task's content; a resumed run keeps no trial of another.
+    """
 
     trial_id: str
     task_id: str
@@ -42,6 +45,7 @@ class Trial:
     error: str = ""
     messages: tuple[Message, ...] = field(default=(), repr=False)
     agent: dict[str, Any] = field(default_factory=dict)
+    key: str = ""
     schema: str = SCHEMA
 
 
@@ -50,12 +54,8 @@ def to_line(trial: Trial) -> str:
     return json.dumps(vars(trial)) + "\n"
 
 
-def from_line(line: str) -> Trial:
-    """The reverse. ValueError for what is not JSON, EvalkitError for a schema we do not know."""
-    record = json.loads(line)
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        text = f"a record is not of schema {SCHEMA}; read it with the version that wrote it"
-        raise EvalkitError(text)
+def from_record(record: dict[str, Any]) -> Trial:
+    """The reverse, of a parsed line."""
     stop = None if record["stop"] is None else Stop(record["stop"])
     outcome, messages = Outcome(record["outcome"]), tuple(record["messages"])
     return Trial(**{**record, "stop": stop, "outcome": outcome, "messages": messages})

@@ -65,9 +65,9 @@ class Run:
         self.tracker, self.view = tracker, view
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         tasks = load_tasks(recipe.tasks.path)
-        self.tasks = tasks[: recipe.tasks.limit]
+        self.tasks = recipe.tasks.chosen(tasks)
         heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
-        self.heldout = heldout[: recipe.tasks.limit]
+        self.heldout = recipe.tasks.chosen(heldout)
         self.model_dir = folder / "model"
         if not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)

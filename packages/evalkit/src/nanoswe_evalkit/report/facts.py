@@ -16,9 +16,8 @@ from typing import Any
 
 import yaml
 
-from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.passk import by_repository, counts_of, paired_difference, pass_estimate
-from nanoswe_evalkit.report.records import read_jsonl
+from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.report.transcripts import transcripts
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.trial import Trial
@@ -34,13 +33,10 @@ Phases = dict[str, list[Trial]]
 
 def gather(folder: Path) -> dict[str, Any]:
     """Everything that the page needs."""
-    path, recipe_path = folder / "trials.jsonl", folder / "recipe.yaml"
-    if not path.is_file():
-        raise EvalkitError(f"{folder}: holds no trials.jsonl; name the folder of a run")
+    trials, recipe_path = read_trials(folder / "trials.jsonl"), folder / "recipe.yaml"
     text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = yaml.safe_load(text) or {}
-    trials = read_trials(path)
-    metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1"))
+    metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1", dict))
     phases, labels = _phases(trials, any(m.get("stage") == "sft" for m in metrics))
     shown, vocabulary = transcripts(folder, phases)
     times = [m["time_sec"] for m in metrics if "time_sec" in m]

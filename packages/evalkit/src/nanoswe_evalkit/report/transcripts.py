@@ -13,7 +13,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from nanoswe_evalkit.report.records import read_jsonl
+from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.trial import Trial
 
 MAX_TRIALS = 200
@@ -28,7 +28,7 @@ def transcripts(
     """(the chosen trials, token id → text)"""
     chosen = _choose(phases)
     names, rows = {trial.trial_id for _, trial in chosen}, {}
-    for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1"):
+    for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1", dict):
         if record["trial_id"] in names:
             rows[record["trial_id"]] = record["samples"]
     texts = _texts(folder / "tokens.json")
