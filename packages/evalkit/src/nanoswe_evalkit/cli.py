@@ -45,8 +45,7 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
     named, key = RECIPES / f"{recipe}.yaml", os.environ.get("OPENAI_API_KEY", "")
     loaded = load_recipe(named if named.is_file() else Path(recipe), overrides, Recipe)
     summary = asyncio.run(evaluate(loaded, runs / loaded.name, Console(stderr=True), key))
-    _print(summary, _summary_lines(summary), as_json)
-    sys.exit(1 if summary["no_reward"] else 0)
+    _end(summary, _summary_lines(summary), as_json, failed=bool(summary["no_reward"]))
 
 
 @cli.command()
@@ -63,22 +62,20 @@ def verify(tasks: Path, mirror: Path | None, sandbox: str, concurrency: int, as_
     liars, count = asyncio.run(job)
     lines = [f"{x['task_id']}: {x['agent']} gave {x['outcome']} {x['why']}" for x in liars]
     lines.append(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
-    _print({"tasks": count, "liars": liars}, lines, as_json)
-    sys.exit(1 if liars else 0)
+    _end({"tasks": count, "liars": liars}, lines, as_json, failed=bool(liars))
 
 
 @cli.command()
 @click.argument("folder", type=run_folder)
 @as_json
 def regrade(folder: Path, as_json: bool) -> None:
-    """Grade the stored patches of run FOLDER again, into regraded.jsonl; 1 if a verdict changed."""
+    """Judge the stored logs of run FOLDER again, into regraded.jsonl; 1 if a verdict changed."""
     from nanoswe_evalkit.evaluate import regrade_run
 
-    changed, count = asyncio.run(regrade_run(folder, Console(stderr=True)))
+    changed, count = regrade_run(folder)
     lines = [f"{c['trial_id']}: {c['before']} → {c['after']}" for c in changed]
     lines.append(f"{count} trials, {len(changed)} changed")
-    _print({"trials": count, "changed": changed}, lines, as_json)
-    sys.exit(1 if changed else 0)
+    _end({"trials": count, "changed": changed}, lines, as_json, failed=bool(changed))
 
 
 @cli.command()
@@ -89,7 +86,7 @@ def report(folder: Path, as_json: bool) -> None:
     from nanoswe_evalkit.report import write_report
 
     path = str(write_report(folder))
-    _print({"report": path}, [path], as_json)
+    _end({"report": path}, [path], as_json)
 
 
 @cli.command()
@@ -103,32 +100,29 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
 
     left, right = (counts_of(read_trials(folder / "trials.jsonl")) for folder in (a, b))
     try:
-        difference = paired_difference(left, right)
+        d = paired_difference(left, right)
     except ValueError as error:
         raise EvalkitError(f"{a}, {b}: {error}") from error
-    both = sorted(left.keys() & right.keys())
-    shares = {task: tuple(c / n for n, c in (left[task], right[task])) for task in both}
+    shares = {t: [c / n for n, c in (left[t], right[t])] for t in sorted(left.keys() & right)}
     discordant = {task: share for task, share in shares.items() if share[0] != share[1]}
-    d = difference
     lines = [f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}] over {d.tasks} tasks"]
     lines += [f"  {task}: {x:.2f} → {y:.2f}" for task, (x, y) in discordant.items()]
-    _print({**vars(difference), "discordant": discordant}, lines, as_json)
+    _end({**vars(d), "discordant": discordant}, lines, as_json)
 
 
-def _print(result: dict[str, Any], lines: Sequence[str], as_json: bool) -> None:
+def _end(result: Any, lines: Sequence[str], as_json: bool, failed: bool = False) -> None:
     click.echo(json.dumps(result) if as_json else "\n".join(lines))
+    sys.exit(failed)
 
 
 def _summary_lines(summary: dict[str, Any]) -> list[str]:
-    scores, rate = summary["scores"].items(), summary["infra_rate"]
+    scores, lost = summary["scores"].items(), summary["no_reward"]
     lines = [f"{name:20} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]" for name, e in scores]
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
     lines.append(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
-    lines.append(
-        f"{summary['no_reward']} trials without a reward ({rate:.1%}: our machinery failed)"
-    )
-    above = "no headline: more than 1 % of the trials have no reward; run again to repeat those"
-    return [*lines, f"headline: {summary['headline']}" if summary["headline"] else above]
+    lines.append(f"{lost} without a reward ({summary['infra_rate']:.1%}): our machinery failed")
+    above = "none: more than 1 % of the trials have no reward; run again to repeat those"
+    return [*lines, f"headline: {summary['headline'] or above}"]
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ a reward. Refuses (EvalkitError) a run folder that holds another recipe, and an 
 model.
 """
 
-import asyncio
 import shutil
 import tempfile
 from collections import Counter
@@ -19,28 +18,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nanoswe_evalkit import passk
 from nanoswe_evalkit.agents.base import Agent, ModelConfig
 from nanoswe_evalkit.agents.command import CommandAgent
 from nanoswe_evalkit.agents.nano import NanoAgent
 from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
 from nanoswe_evalkit.agents.runner import RunnerAgent
-from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
-from nanoswe_evalkit.outcome import EvalkitError, Outcome, reward_of
-from nanoswe_evalkit.passk import (
-    Estimate,
-    avg_at_k,
-    by_repository,
-    counts_of,
-    detectable_difference,
-    pass_estimate,
-)
+from nanoswe_evalkit.grading import SharedVerdicts, grade_patch, judge_logs
+from nanoswe_evalkit.outcome import EvalkitError, reward_of
 from nanoswe_evalkit.recipe import AgentSection, Recipe, dump_recipe, load_recipe
 from nanoswe_evalkit.runner import read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory, pick
 from nanoswe_evalkit.sandboxes.base import Limits
 from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial, to_line
-from nanoswe_harbor.task import Task, load_tasks
+from nanoswe_harbor.task import load_tasks
 
 MAX_INFRA_RATE = 0.01
 
@@ -59,7 +51,7 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
     _claim(folder, recipe)
     sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
     total, wandb = len(tasks) * recipe.eval.attempts, recipe.eval.tracker == "wandb"
-    least = detectable_difference(len(tasks), recipe.eval.attempts)
+    least = passk.detectable_difference(len(tasks), recipe.eval.attempts)
     console.print(f"{total} trials: two such runs tell differences of {least:.1%} or more apart")
     config = recipe.model_dump(mode="json")
     agent = make_agent(recipe.agent)
@@ -90,23 +82,22 @@ def summarize(trials: Sequence[Trial], ks: Sequence[int], seed: int) -> dict[str
 
     `strict` counts trials without a reward as not resolved; all else leaves them out.
     """
-    counts, missing = counts_of(trials), sum(trial.reward is None for trial in trials)
-    scores: dict[str, Estimate | None] = {}
+    counts, missing = passk.counts_of(trials), sum(trial.reward is None for trial in trials)
+    scores: dict[str, passk.Estimate | None] = {}
+    headline, rate = None, missing / max(len(trials), 1)
     if counts:
-        attempts, most = max(t.attempt for t in trials) + 1, max(n for n, _ in counts.values())
-        scores[f"avg@{attempts}"] = valid = avg_at_k(counts)
-        scores |= {f"pass@{k}": pass_estimate(counts, k) for k in ks if k <= most}
-        scores[f"avg@{attempts} strict"] = avg_at_k(counts_of(trials, strict=True))
-        scores[f"avg@{attempts} by repository"] = by_repository(counts, seed)
-    rate = missing / max(len(trials), 1)
-    good = bool(counts) and rate <= MAX_INFRA_RATE
+        name, most = f"avg@{max(t.attempt for t in trials) + 1}", max(n for n, _ in counts.values())
+        scores[name] = valid = passk.avg_at_k(counts)
+        scores |= {f"pass@{k}": passk.pass_estimate(counts, k) for k in ks if k <= most}
+        scores[f"{name} strict"] = passk.avg_at_k(passk.counts_of(trials, strict=True))
+        scores[f"{name} by repository"] = passk.by_repository(counts, seed)
+        if rate <= MAX_INFRA_RATE:
+            headline = f"{valid.value:.1%} [{valid.low:.1%}, {valid.high:.1%}]"
     return {
-        "headline": f"{valid.value:.1%} [{valid.low:.1%}, {valid.high:.1%}]" if good else None,
+        "headline": headline, "tasks": len({trial.task_id for trial in trials}),
         "scores": {name: asdict(score) for name, score in scores.items() if score},
-        "tasks": len({trial.task_id for trial in trials}), "trials": len(trials),
         "outcomes": dict(Counter(str(trial.outcome) for trial in trials).most_common()),
-        "no_reward": missing, "infra_rate": rate,
-        "task_counts": counts
+        "trials": len(trials), "no_reward": missing, "infra_rate": rate, "task_counts": counts
     }  # fmt: skip
 
 
@@ -114,60 +105,43 @@ async def verify_tasks(
     path: Path, mirror: Path | None, kind: str, concurrency: int, console: Console
 ) -> tuple[list[dict[str, str]], int]:
     """Gold must score 1, and the tests without any patch 0. (the liars, number of tasks)"""
-    tasks = load_tasks(path)
-    liars = []
+    tasks, liars = load_tasks(path), []
     with tempfile.TemporaryDirectory(prefix="nanoswe-verify-") as folder:
         work = Path(folder)
         sandboxes = SandboxFactory(await pick(kind, work), work, _mirror(path, mirror), Limits())
-        checks: list[tuple[str, Agent, float]] = [
-            ("oracle", OracleAgent(), 1.0), ("nop", NopAgent(), 0.0)
-        ]  # fmt: skip
-        for name, agent, want in checks:
+        checks: dict[str, tuple[Agent, float]] = {"oracle": (OracleAgent(), 1.0)}
+        for name, (agent, want) in (checks | {"nop": (NopAgent(), 0.0)}).items():
             with _progress(console, f"verify {name} ({sandboxes.kind})", len(tasks)) as advance:
                 trials = await run_trials(
                     tasks, 1, agent=agent, sandboxes=sandboxes, model=ModelConfig("none"),
                     concurrency=concurrency, on_trial=advance, grade_empty=True
                 )  # fmt: skip
             for trial in trials:
-                if trial.reward != want:
-                    why = trial.error or str((trial.report or {}).get("reason", ""))
-                    liar = {"task_id": trial.task_id, "agent": name}
-                    liars.append({**liar, "outcome": str(trial.outcome), "why": why})
+                why = trial.error or str((trial.report or {}).get("reason", ""))
+                liar = {"task_id": trial.task_id, "agent": name, "outcome": str(trial.outcome)}
+                liars += [{**liar, "why": why}] if trial.reward != want else []
     return liars, len(tasks)
 
 
-async def regrade_run(folder: Path, console: Console) -> tuple[list[dict[str, str]], int]:
-    """Grade each stored patch again. (the trials whose verdict changed, number graded)"""
+def regrade_run(folder: Path) -> tuple[list[dict[str, str]], int]:
+    """Judge each stored log again. (the trials whose verdict changed, number judged)"""
     recipe = load_recipe(folder / "recipe.yaml", [], Recipe)
-    trials = [trial for trial in read_trials(folder / "trials.jsonl") if trial.patch]
     tasks = {task.task_id: task for task in load_tasks(recipe.tasks.path)}
-    if missing := {trial.task_id for trial in trials} - tasks.keys():
-        raise EvalkitError(f"{recipe.tasks.path}: has no task {min(missing)}; restore the tasks")
-    work, mirror = folder / "work", _mirror(recipe.tasks.path, recipe.tasks.mirror)
-    kind = await pick(recipe.sandbox.kind, work)
-    sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
-    gate = asyncio.Semaphore(recipe.eval.concurrency)
-
-    async def again(trial: Trial, advance: Callable[[Trial], None]) -> Trial:
-        task: Task = tasks[trial.task_id]
-        async with gate:
-            verdict = await grade_patch(task, trial.patch, lambda: sandboxes.open(task))
-        advance(trial)
-        outcome: Outcome = verdict.outcome
-        return replace(trial, outcome=outcome, reward=reward_of(outcome), report=verdict.report)
-
-    try:
-        with _progress(console, f"regrade ({kind})", len(trials)) as advance:
-            async with asyncio.TaskGroup() as group:
-                jobs = [group.create_task(again(trial, advance)) for trial in trials]
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    graded = [job.result() for job in jobs]
+    changed, graded = [], []
+    for old in read_trials(folder / "trials.jsonl"):
+        if (report := old.report or {}).get("runs"):
+            if old.task_id not in tasks:
+                text = f"has no task {old.task_id}; restore the tasks"
+                raise EvalkitError(f"{recipe.tasks.path}: {text}")
+            verdict = judge_logs(tasks[old.task_id], report["runs"], report["dropped"])
+            reward = reward_of(verdict.outcome)
+            graded.append(
+                replace(old, outcome=verdict.outcome, reward=reward, report=verdict.report)
+            )
+            change = {"before": str(old.outcome), "after": str(verdict.outcome)}
+            if old.outcome != verdict.outcome:
+                changed.append({"trial_id": old.trial_id, **change})
     (folder / "regraded.jsonl").write_text("".join(map(to_line, graded)), encoding="ascii")
-    changed = []
-    for old, new in zip(trials, graded, strict=True):
-        change = {"trial_id": old.trial_id, "before": str(old.outcome), "after": str(new.outcome)}
-        changed += [change] if old.outcome != new.outcome else []
     return changed, len(graded)
 
 
@@ -186,12 +160,11 @@ def make_agent(section: AgentSection) -> Agent:
 
 def _mirror(tasks: Path, mirror: Path | None) -> Path | None:
     """The named mirror, or the one beside the tasks folder, if there is one."""
-    if mirror is not None and not mirror.is_dir():
+    beside = [folder / "mirror" for folder in (tasks, *tasks.resolve().parents[:2])]
+    found = next(filter(Path.is_dir, [mirror] if mirror else beside), None)
+    if mirror and not found:
         raise EvalkitError(f"{mirror}: no such mirror folder; set tasks.mirror")
-    if mirror is not None:
-        return mirror
-    found = (folder / "mirror" for folder in (tasks, *tasks.resolve().parents[:2]))
-    return next((folder for folder in found if folder.is_dir()), None)
+    return found
 
 
 def _claim(folder: Path, recipe: Recipe) -> None:

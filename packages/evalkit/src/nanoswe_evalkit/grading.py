@@ -7,11 +7,13 @@ Refuses (PatchError) a work tree that no longer yields a diff.
 """
 
 import asyncio
+import base64
 import json
 import secrets
 import tarfile
+import zlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,6 +48,7 @@ exec bash "$TESTS/run_eval.sh"
 """
 REJECTED = 79
 TESTS_DIR = "/tmp/nanoswe-tests"
+Run = dict[str, Any]  # of the tests: its log (packed), exit code and nonce
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
 
@@ -55,9 +58,8 @@ class PatchError(EvalkitError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """`report` is report/1 with `dropped`, the paths that the policy took out of the patch.
-
-    Where it took any, `raw_outcome` says what the whole patch is worth.
+    """`report` is report/1 with `dropped`, the paths that the policy took out of the patch, and
+    `runs`, the logs. Where it took any, `raw_outcome` says what the whole patch is worth.
     """
 
     outcome: Outcome
@@ -79,15 +81,20 @@ async def grade_patch(task: Task, patch: str, pristine: Callable[[], Opened]) ->
     """The verdict on a patch. `pristine` opens a sandbox on an untouched checkout."""
     gold = (task.path / "solution" / "gold.patch").read_text(encoding="utf-8", errors="replace")
     kept, dropped = police(patch, task.test_files, [path for path, _ in sections(gold)])
-    verdict = await _run_tests(task, kept, pristine)
-    if not dropped:
-        return verdict
-    raw = await _run_tests(task, patch, pristine)
-    report = {**(verdict.report or {}), "dropped": dropped, "raw_outcome": str(raw.outcome)}
-    outcomes = verdict.outcome, raw.outcome
-    if Outcome.GRADER_ERROR in outcomes:
-        return Verdict(Outcome.GRADER_ERROR, report)
-    return Verdict(verdict.outcome if len(set(outcomes)) == 1 else Outcome.TAMPER, report)
+    runs = [await _run_tests(task, text, pristine) for text in (kept, patch)[: 1 + bool(dropped)]]
+    return judge_logs(task, runs, dropped)
+
+
+def judge_logs(task: Task, runs: Sequence[Run], dropped: Sequence[str]) -> Verdict:
+    """The verdict by the logs alone: of the patch without, then with what was dropped."""
+    (outcome, report), *raw = (_judge_log(task, run) for run in runs)
+    report |= {"dropped": dropped, "runs": runs}
+    for other, _ in raw:
+        report["raw_outcome"] = str(other)
+        if Outcome.GRADER_ERROR in (outcome, other):
+            return Verdict(Outcome.GRADER_ERROR, report)
+        outcome = outcome if outcome is other else Outcome.TAMPER
+    return Verdict(outcome, report)
 
 
 Grade = Callable[[Task, str, Callable[[], Opened]], Awaitable[Verdict]]
@@ -111,8 +118,8 @@ class SharedVerdicts:
         return verdict
 
 
-async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:
-    """Apply a patch to a pristine checkout, run the task's tests, judge the log."""
+async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> Run:
+    """Apply a patch to a pristine checkout and run the task's tests."""
     nonce = secrets.token_hex(8)
     bundle = _bundle(task.path) + _member("nonce", nonce.encode())
     bundle += _member("model.patch", patch.encode("utf-8", "surrogateescape"))
@@ -121,16 +128,24 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
             ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR, env={"TESTS": TESTS_DIR},
             timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
         )  # fmt: skip
-    log = done.stdout.decode("utf-8", errors="replace")
-    if done.exit_code == REJECTED and log.endswith(f">>>>> Model Patch Failed {nonce}\n"):
-        return Verdict(Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:], "dropped": []})
+    packed = base64.b85encode(zlib.compress(done.stdout)).decode()
+    return {"log": packed, "exit_code": done.exit_code, "nonce": nonce}
+
+
+def log_of(run: Run) -> str:
+    return zlib.decompress(base64.b85decode(run["log"])).decode("utf-8", errors="replace")
+
+
+def _judge_log(task: Task, run: Run) -> tuple[Outcome, dict[str, Any]]:
+    log, nonce = log_of(run), run["nonce"]
+    if run["exit_code"] == REJECTED and log.endswith(f">>>>> Model Patch Failed {nonce}\n"):
+        return Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:]}
     expected = json.loads((task.path / "tests" / "expected.json").read_text(encoding="utf-8"))
-    report = {**grade(log, expected, done.exit_code, nonce), "dropped": []}
+    report = grade(log, expected, run["exit_code"], nonce)
     if report["infra"]:
-        return Verdict(Outcome.GRADER_ERROR, {**report, "log": log[-4000:]})
-    if report["tamper"]:
-        return Verdict(Outcome.TAMPER, report)
-    return Verdict(Outcome.RESOLVED if report["resolved"] else Outcome.UNRESOLVED, report)
+        return Outcome.GRADER_ERROR, report
+    good = Outcome.RESOLVED if report["resolved"] else Outcome.UNRESOLVED
+    return Outcome.TAMPER if report["tamper"] else good, report
 
 
 END_OF_TAR = bytes(1024)

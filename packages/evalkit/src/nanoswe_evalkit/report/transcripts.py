@@ -13,6 +13,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from nanoswe_evalkit.grading import log_of
 from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.trial import Trial
 
@@ -68,7 +69,8 @@ def _trial(trial: Trial) -> dict[str, Any]:
     tests = {kind: {word: len(ids) for word, ids in report[kind].items()} for kind in kinds}
     why = trial.error or str(report.get("reason") or "")
     shown = {key: value for key, value in record.items() if key not in UNSHOWN}
-    return {**shown, "patch": trial.patch[:MAX_TEXT], "error": why, "tests": tests}
+    log = log_of(report["runs"][0])[-MAX_TEXT:] if report.get("runs") else report.get("log", "")
+    return {**shown, "patch": trial.patch[:MAX_TEXT], "error": why, "tests": tests, "log": log}
 
 
 def _row(sample: dict[str, Any]) -> dict[str, Any]:

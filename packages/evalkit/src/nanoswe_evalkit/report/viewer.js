@@ -104,7 +104,8 @@ function drawViewer() {
     pane.replaceChildren(h("b", {}, trial.trial_id), trialFacts(trial),
       h("div", { class: "legend" }, kinds.map((kind) => h("span", {}, h("span", { class: `swatch ${kind}` }), PROVENANCE[kind]))),
       ...seen.map(([t, i]) => h("div", { class: "turn" }, h("h4", {}, `turn ${i + 1} · ${t.note}`), t.body)),
-      trial.patch ? h("details", { open: true }, h("summary", {}, "the patch that was graded"), diff(trial.patch)) : h("p", { class: "note" }, "no patch"));
+      trial.patch ? h("details", { open: true }, h("summary", {}, "the patch that was graded"), diff(trial.patch)) : h("p", { class: "note" }, "no patch"),
+      trial.log ? h("details", {}, h("summary", {}, "the log of its tests"), h("pre", { class: "diff" }, trial.log)) : "");
   }
   const viewer = h("div", { onmousemove: (event) => {
     const text = event.target.dataset?.tip;

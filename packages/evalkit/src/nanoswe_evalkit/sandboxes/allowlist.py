@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nanoswe_evalkit.grading import EVALUATE, EXTRACT
 from nanoswe_evalkit.sandboxes import base
-from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
+from nanoswe_evalkit.sandboxes.base import Command, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 log = logging.getLogger(__name__)
@@ -58,13 +58,13 @@ class AllowlistSandbox(Sandbox):
             await asyncio.to_thread(shutil.rmtree, self.scratch)
         self.scratch = None
 
-    async def _run(self, command: Command) -> ExecResult:
+    async def _begin(self, command: Command, capture: base.Capture) -> base.Running:
         if self.scratch is None:
             raise SandboxError("the sandbox is not started")
         try:
             argv = self._allowed(list(command.argv))
         except ValueError as error:
-            return ExecResult(126, f"not allowed here: {error}\n".encode())
+            argv = ["sh", "-c", 'echo "$0"; exit 126', f"not allowed here: {error}"]
         env = {**ENV, **command.env, "HOME": str(self.scratch)}
         if "TESTS" in env:
             env["TESTS"] = str(self.scratch / "tests")
@@ -72,17 +72,12 @@ class AllowlistSandbox(Sandbox):
             *argv, cwd=self.scratch / "tree", env=env, stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
         )  # fmt: skip
-        capture = base.Capture(command.output_bytes)
-        pump = asyncio.ensure_future(base.pump(process, command.stdin, capture))
-        try:
-            timed_out = not (await asyncio.wait((pump,), timeout=command.timeout_sec))[0]
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await pump
-        code = process.returncode or 0
-        exit_code = base.TIMED_OUT if timed_out else (code if code >= 0 else 128 - code)
-        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+        return base.follow(process, command.stdin, capture)
+
+    async def _finish(self, running: base.Running) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(running.handle.pid, signal.SIGKILL)
+        await running.output
 
     def _allowed(self, argv: list[str]) -> list[str]:
         """The command to run instead; ValueError says why not."""
@@ -96,31 +91,26 @@ class AllowlistSandbox(Sandbox):
             argv = list(lexer)
             if any(word and set(word) <= set("();<>|&") for word in argv):
                 raise ValueError("one plain command at a time, without a shell")
-        program, *rest = argv or [""]
+        program, *words = argv or [""]
         if program not in PROGRAMS:
             raise ValueError(f"{program!r}; only {', '.join(PROGRAMS)}")
-        return self._confined(program, rest)
-
-    def _confined(self, program: str, rest: list[str]) -> list[str]:
-        options, plain = list[str](), list[str]()
-        for word in rest:
-            is_option = re.fullmatch(PROGRAMS[program], word) and (word[0] == "-" or not plain)
-            (options if is_option else plain).append(word)
-        pattern = [plain.pop(0)] if program in PATTERN_FIRST and plain else []
-        if pattern and pattern[0].startswith("-"):
-            raise ValueError(f"{program} {pattern[0]}")
-        paths = [self._inside(word) for word in plain]
+        options = [word for word in words if re.fullmatch(PROGRAMS[program], word)]
+        plain = [word for word in words if word not in options]
+        if wrong := [word for word in plain if word.startswith("-")]:
+            raise ValueError(f"{program} {wrong[0]}")
+        patterns = 1 if program in PATTERN_FIRST else 0
+        paths = [self._inside(word) for word in plain[patterns:]]
         if not paths and program != "ls":
             raise ValueError(f"{program} without a file")
         # GNU sed's own sandbox mode refuses its commands that run programs or touch other files.
         safe = ["--sandbox"] if program == "sed" else []
-        return [program, *safe, *options, "--", *pattern, *paths]
+        return [program, *safe, *options, "--", *plain[:patterns], *paths]
 
     def _inside(self, word: str) -> str:
         assert self.scratch is not None
         tree = (self.scratch / "tree").resolve()
         path = (tree / word.removeprefix(f"{self.task.workdir}/")).resolve()
-        if word.startswith("-") or not path.is_relative_to(tree):
+        if not path.is_relative_to(tree):
             raise ValueError(f"{word!r} is outside the repository")
         if path.is_relative_to(tree / ".git"):
             raise ValueError(f"{word!r} is git's own")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_harbor.task import Task
@@ -54,14 +55,23 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class Command:
-    """What to run, every default filled in but the folder: None is the work directory."""
+    """What to run, every default filled in."""
 
     argv: Sequence[str]
     stdin: bytes
     env: Mapping[str, str]
-    cwd: str | None
+    cwd: str
     timeout_sec: float
-    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command that has begun: its exit code once there is one, then the end of its output."""
+
+    ended: asyncio.Future[int]
+    output: asyncio.Future[Any]
+    capture: "Capture"
+    handle: Any
 
 
 class Sandbox(ABC):
@@ -91,7 +101,11 @@ class Sandbox(ABC):
     async def _stop(self) -> None: ...
 
     @abstractmethod
-    async def _run(self, command: Command) -> ExecResult: ...
+    async def _begin(self, command: Command, capture: "Capture") -> Running: ...
+
+    @abstractmethod
+    async def _finish(self, running: Running) -> None:
+        """Kill a command that still runs and what it left; wait for its output."""
 
     def shell(
         self, env: Mapping[str, str] = NO_ENV, argv: Sequence[str] = SHELL
@@ -107,8 +121,20 @@ class Sandbox(ABC):
         cwd: str | None = None, timeout_sec: float | None = None, output_bytes: int | None = None
     ) -> ExecResult:  # fmt: skip
         seconds = timeout_sec or self.limits.timeout_sec
-        size = output_bytes or self.limits.output_bytes
-        return await self._run(Command(argv, stdin, env, cwd, seconds, size))
+        capture = Capture(output_bytes or self.limits.output_bytes)
+        command = Command(argv, stdin, env, cwd or self.task.workdir, seconds)
+        beginning = asyncio.ensure_future(self._begin(command, capture))
+        try:
+            running = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            await self._finish(await beginning)
+            raise
+        try:
+            timed_out = not (await asyncio.wait((running.ended,), timeout=seconds))[0]
+        finally:
+            await asyncio.shield(self._finish(running))
+        exit_code = TIMED_OUT if timed_out else running.ended.result()
+        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
 
 class Capture:
@@ -133,7 +159,7 @@ class Capture:
         return bytes(self.head) + cut + bytes(self.tail)
 
 
-async def pump(process: asyncio.subprocess.Process, stdin: bytes, capture: Capture) -> None:
+def follow(process: asyncio.subprocess.Process, stdin: bytes, capture: Capture) -> Running:
     """Feed a process, read it to the end, reap it."""
 
     async def feed() -> None:
@@ -148,4 +174,10 @@ async def pump(process: asyncio.subprocess.Process, stdin: bytes, capture: Captu
         while data := await process.stdout.read(65536):
             capture.feed(data)
 
-    await asyncio.gather(feed(), read(), process.wait())
+    async def end() -> int:  # asyncio's own wait() waits for the end of the output too
+        while (code := process.returncode) is None:
+            await asyncio.sleep(0.002)
+        return code if code >= 0 else 128 - code
+
+    output = asyncio.gather(feed(), read(), process.wait())
+    return Running(asyncio.ensure_future(end()), output, capture, process)

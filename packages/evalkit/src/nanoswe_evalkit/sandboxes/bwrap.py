@@ -11,6 +11,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,7 +21,7 @@ from typing import Any
 
 from nanoswe_evalkit.sandboxes import base
 from nanoswe_evalkit.sandboxes import bwrap_view as view
-from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
+from nanoswe_evalkit.sandboxes.base import Command, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 WATCH_SEC = 0.2
@@ -72,13 +73,10 @@ class BwrapSandbox(Sandbox):
         os.lseek(args, 0, os.SEEK_SET)
         self._holder = await asyncio.create_subprocess_exec(
             *(view.bwrap_path(), "--args", str(args), "--", "sh", "-c", base.IDLE, base.IDLE),
-            env=view.environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=(args,),
-            start_new_session=True,  # a terminal's Ctrl-C is for the harness alone
-        )
+            env=view.environment(), stdin=asyncio.subprocess.DEVNULL, pass_fds=(args,),
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            start_new_session=True  # a terminal's Ctrl-C is for the harness alone
+        )  # fmt: skip
         os.close(args)
         self._init = await self._first_child(self._holder.pid)
         await self._first_child(self._init)  # only now everything is mounted
@@ -105,38 +103,17 @@ class BwrapSandbox(Sandbox):
             await asyncio.to_thread(_remove, self.scratch)
         self.scratch = None
 
-    async def _run(self, command: Command) -> ExecResult:
-        capture = base.Capture(command.output_bytes)
-        entering = asyncio.ensure_future(self._enter(command))
-        try:
-            process = await asyncio.shield(entering)
-        except asyncio.CancelledError:
-            await self._end(await entering, asyncio.ensure_future(asyncio.sleep(0)))
-            raise
+    async def _begin(self, command: Command, capture: base.Capture) -> base.Running:
+        process = await self._enter(command)
         self._inside[process.pid] = 1
-        done = asyncio.ensure_future(base.pump(process, command.stdin, capture))
-        ended = asyncio.ensure_future(_exited(process))
-        try:
-            await asyncio.wait((ended,), timeout=command.timeout_sec)
-            timed_out = not ended.done()
-        finally:
-            ended.cancel()
-            await asyncio.shield(self._end(process, done))
-        if self._holder is None or self._holder.returncode is not None:
-            raise SandboxError("the sandbox died under a command")
-        if self._over_memory:
-            capture.feed(f"\n[killed: more than {self.limits.memory_mb} MiB of memory]\n".encode())
-            self._over_memory = False
-        code = process.returncode or 0
-        exit_code = base.TIMED_OUT if timed_out else code if code >= 0 else 128 - code
-        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+        return base.follow(process, command.stdin, capture)
 
     async def _enter(self, command: Command, tty: int | None = None) -> asyncio.subprocess.Process:
         """Start a command in the sandbox's namespaces."""
         if self._holder is None:
             raise SandboxError("the sandbox is not started")
         stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
-        chdir = ["env", f"--chdir={command.cwd or self.task.workdir}"]
+        chdir = ["env", f"--chdir={command.cwd}"]
         with view.entrance(self._init) as (enter, fds):
             return await asyncio.create_subprocess_exec(
                 *(*enter, *view.wrapper(self.slot, self.limits), *chdir, *command.argv),
@@ -145,15 +122,21 @@ class BwrapSandbox(Sandbox):
                 pass_fds=fds, start_new_session=True
             )  # fmt: skip
 
-    async def _end(self, process: asyncio.subprocess.Process, done: asyncio.Future[None]) -> None:
-        """End a command and what it left; beside a shell only what is still below the command."""
-        self._inside.pop(process.pid, None)
+    async def _finish(self, running: base.Running) -> None:
+        """Beside a shell, only what is still below the command is killed."""
+        self._inside.pop(running.handle.pid, None)
         if self._inside:
-            _kill(_tree(process.pid)[1:])
-        elif process.returncode is None or len(_children(self._init)) > 1:
+            _kill(_tree(running.handle.pid)[1:])
+        elif not running.ended.done() or len(_children(self._init)) > 1:
             await self._kill_all()
-        await done
-        await _exited(process)
+        await running.output
+        await running.ended
+        if self._holder is None or self._holder.returncode is not None:
+            raise SandboxError("the sandbox died under a command")
+        if self._over_memory:
+            text = f"\n[killed: more than {self.limits.memory_mb} MiB of memory]\n"
+            running.capture.feed(text.encode())
+            self._over_memory = False
 
     async def _kill_all(self) -> None:
         """In the sandbox, `kill -1` reaches everything but its pid 1."""
@@ -178,9 +161,9 @@ class BwrapSandbox(Sandbox):
         self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
     ) -> AsyncIterator[int]:
         terminal, tty = os.openpty()
-        command = Command(["setsid", "--ctty", *argv], b"", {**base.SHELL_ENV, **env}, None, 0, 0)
+        argv, env = ["setsid", "--ctty", *argv], {**base.SHELL_ENV, **env}
         try:
-            process = await self._enter(command, tty)
+            process = await self._enter(Command(argv, b"", env, self.task.workdir, 0), tty)
             os.close(tty)
             os.write(terminal, b"\n")
             self._inside[process.pid] = 3
@@ -192,12 +175,6 @@ class BwrapSandbox(Sandbox):
                 await process.wait()
         finally:
             os.close(terminal)
-
-
-async def _exited(process: asyncio.subprocess.Process) -> None:
-    """asyncio's own wait() waits for the end of the output too."""
-    while process.returncode is None:
-        await asyncio.sleep(0.002)
 
 
 def _kill(pids: list[int]) -> None:
@@ -242,8 +219,6 @@ def _scratch(parent: Path, slot: int) -> Path:
 
 def _remove(scratch: Path) -> None:
     """The kernel and the agent may leave folders that their owner can't enter."""
-    for root, folders, _ in os.walk(scratch):
-        for path in (Path(root, name) for name in folders):
-            if not view.IS_ROOT and not path.is_symlink():
-                path.chmod(0o700)
+    if not view.IS_ROOT:
+        subprocess.run(["chmod", "-R", "u+rwx", str(scratch)], check=False)
     shutil.rmtree(scratch)

@@ -22,11 +22,10 @@ from docker.utils.socket import frames_iter
 
 import docker
 from nanoswe_evalkit.sandboxes import base
-from nanoswe_evalkit.sandboxes.base import Command, ExecResult, Limits, Sandbox, SandboxError
+from nanoswe_evalkit.sandboxes.base import Command, Limits, Sandbox, SandboxError
 from nanoswe_harbor.task import Task
 
 T = TypeVar("T")
-GRACE_SEC = 2.0
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
 LABEL = "nanoswe.task"
@@ -64,39 +63,30 @@ class DockerSandbox(Sandbox):
         if self._client is not None:
             await _call(self._client.close)
 
-    async def _run(self, command: Command) -> ExecResult:
-        capture, seconds = base.Capture(command.output_bytes), command.timeout_sec
+    async def _begin(self, command: Command, capture: base.Capture) -> base.Running:
         argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command.argv]
         if self._has_shell:  # then this command can't be killed by killing everything
-            argv = ["timeout", "-s", "KILL", str(seconds), *argv]
-        starting = asyncio.ensure_future(self._exec(argv, command.env, command.cwd))
-        try:
-            exec_id, stream = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            exec_id, stream = await starting
-            await self._kill(exec_id)
-            _close(stream)
-            raise
+            argv = ["timeout", "-s", "KILL", str(command.timeout_sec + 1), *argv]
+        exec_id, stream = await self._exec(argv, command.env, command.cwd)
         sending = _call(lambda: _send(stream, command.stdin))
-        pump = asyncio.gather(sending, _call(lambda: _receive(stream, capture)))
+        output = asyncio.gather(sending, _call(lambda: _receive(stream, capture)))
         ended = asyncio.ensure_future(self._ended(exec_id))
-        try:
-            done, _ = await asyncio.wait((ended,), timeout=seconds + GRACE_SEC * self._has_shell)
-        finally:
-            ended.cancel()
-            if not self._has_shell:
-                # Also ends what the command left running, and the stream that `pump` reads.
-                await asyncio.shield(self._kill(exec_id))
-            await pump
-        timed_out = not done or (self._has_shell and ended.result() == 137)
-        exit_code = base.TIMED_OUT if timed_out else ended.result()
-        return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+        return base.Running(ended, output, capture, exec_id)
+
+    async def _finish(self, running: base.Running) -> None:
+        """Kill all until the command is gone: the daemon answers before its process has begun."""
+        while not self._has_shell:
+            await self._kill_all()
+            if (await asyncio.wait((running.ended,), timeout=0.2))[0]:
+                break
+        await running.output  # which the end of what the command left running ends too
+        await running.ended
 
     @asynccontextmanager
     async def shell(
         self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
     ) -> AsyncIterator[int]:
-        _, terminal = await self._exec(argv, {**base.SHELL_ENV, **env}, None, tty=True)
+        _, terminal = await self._exec(argv, {**base.SHELL_ENV, **env}, self.task.workdir, tty=True)
         self._has_shell = True
         terminal._sock.sendall(b"\n")
         try:
@@ -107,13 +97,13 @@ class DockerSandbox(Sandbox):
             _close(terminal)
 
     async def _exec(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str | None, tty: bool = False
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, tty: bool = False
     ) -> tuple[str, Any]:
         """Start a command. (its id, its socket)"""
         if self._container is None:
             raise SandboxError("the sandbox is not started")
         api, options = self._client.api, {"environment": dict(env), "stdin": True, "tty": tty}
-        options["workdir"] = cwd or self.task.workdir
+        options["workdir"] = cwd
         created = await _call(lambda: api.exec_create(self._container.id, argv, **options))
         exec_id = created["Id"]
         return exec_id, await _call(lambda: api.exec_start(exec_id, socket=True, tty=tty))
@@ -126,13 +116,6 @@ class DockerSandbox(Sandbox):
                 return int(state["ExitCode"])
             await asyncio.sleep(pause_sec)
             pause_sec = min(2 * pause_sec, 0.2)
-
-    async def _kill(self, exec_id: str) -> None:
-        """Kill all until the command is gone: the daemon answers before its process has begun."""
-        ended = asyncio.ensure_future(self._ended(exec_id))
-        while not ended.done():
-            await self._kill_all()
-            await asyncio.wait((ended,), timeout=0.2)
 
     async def _kill_all(self) -> None:
         # Inside the container, `kill -1` reaches everything but its pid 1 and the killer itself.
