@@ -71,6 +71,7 @@ async def evaluate(recipe: Recipe, folder: Path, console: Console, api_key: str)
             )  # fmt: skip
             summary = summarize(trials, recipe.eval.k, recipe.seed)
             tracker.log({name: e["value"] for name, e in summary["scores"].items()})
+            tracker.finish(trials, {k: v for k, v in summary.items() if k != "task_counts"})
     finally:
         await agent.close()
         shutil.rmtree(work, ignore_errors=True)
