@@ -7,6 +7,7 @@ daemon or image.
 """
 
 import asyncio
+import os
 import socket
 import tarfile
 import tempfile
@@ -28,7 +29,7 @@ from nanoswe_harbor.task import Task
 T = TypeVar("T")
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
-LABEL = "nanoswe.task"
+LABEL, OWNER = "nanoswe.task", "nanoswe.harness"
 # Repositories whose tests expect a network, and the image of docker/fixture that plays it.
 FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
 HOSTS = ("httpbin.org", "www.google.co.uk")  # the second is where a test is redirected to
@@ -48,8 +49,7 @@ class DockerSandbox(Sandbox):
     @staticmethod
     async def probe(work: Path) -> None:
         """Raise SandboxError unless a daemon answers."""
-        client = await _call(_connect)
-        await _call(client.close)
+        await _call(_sweep)
 
     async def _start(self) -> None:
         self._client = await _call(_connect)
@@ -133,7 +133,7 @@ class DockerSandbox(Sandbox):
                 memswap_limit=limits.memory_mb * base.MIB, pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
                 security_opt=["no-new-privileges"], environment={"PYTHONDONTWRITEBYTECODE": "1",
-                "LANG": "C.UTF-8"}, labels={LABEL: self.task.task_id}
+                "LANG": "C.UTF-8"}, labels=_labels(self.task)
             )  # fmt: skip
         except ImageNotFound as error:
             missing = f"no image {image}; build it, or docker pull it"
@@ -157,7 +157,7 @@ class DockerSandbox(Sandbox):
             return "none"
         self._sidecar = self._client.containers.run(
             image, detach=True, network_mode="none", extra_hosts=dict.fromkeys(HOSTS, "127.0.0.1"),
-            cap_add=["NET_ADMIN"], labels={LABEL: self.task.task_id}
+            cap_add=["NET_ADMIN"], labels=_labels(self.task)
         )  # fmt: skip
         with closing(self._sidecar.logs(stream=True)) as lines:
             if not any(b"ready" in line for line in lines):
@@ -180,6 +180,20 @@ def _connect() -> Any:
     client = docker.from_env()
     client.ping()
     return client
+
+
+def _labels(task: Task) -> dict[str, str]:
+    return {LABEL: task.task_id, OWNER: f"{socket.gethostname()}/{os.getpid()}"}
+
+
+def _sweep() -> None:
+    """Remove what harnesses of this machine left behind that are gone, killed for example."""
+    with closing(_connect()) as client:
+        for container in client.containers.list(all=True, filters={"label": OWNER}):
+            host, _, pid = container.labels[OWNER].partition("/")
+            if host == socket.gethostname() and not Path("/proc", pid).exists():
+                with suppress(NotFound):
+                    container.remove(force=True, v=True)
 
 
 def _send(stream: Any, stdin: bytes) -> None:

@@ -55,7 +55,7 @@ class RecordedAgent(DefaultAgent):
 def work(link: Link) -> dict:
     job, model = link.job, link.job["model"]
     service = {"api_base": job["base_url"], "api_key": model["api_key"] or "none"}
-    service |= {"timeout": model["timeout_sec"], "parallel_tool_calls": True}
+    service |= CONFIG["model"]["model_kwargs"] | {"timeout": model["timeout_sec"]}
     sampling = {key: model[key] for key in ("temperature", "max_tokens", "seed")}
     llm = Model(
         model_name=f"openai/{model['name']}", model_kwargs=service | sampling,
