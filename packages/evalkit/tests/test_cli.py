@@ -47,6 +47,12 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
     assert json.loads(compared.stdout)["value"] == 1.0
     again = _evalkit(tmp_path, "regrade", "runs/gold", "--json")
     assert again.returncode == 0 and json.loads(again.stdout) == {"trials": 4, "changed": []}
+    records = [tmp_path / "runs" / "gold" / f"{name}.jsonl" for name in ("trials", "regraded")]
+    assert records[0].read_bytes() == records[1].read_bytes()
+    lied = records[0].read_text().replace('"outcome": "resolved"', '"outcome": "unresolved"', 1)
+    records[0].write_text(lied)
+    again = _evalkit(tmp_path, "regrade", "runs/gold")
+    assert again.returncode == 1 and "unresolved → resolved" in again.stdout
     other = _evalkit(tmp_path, "run", "gold", "seed=1")
     assert other.returncode == 2 and "is of another recipe" in other.stderr
 
