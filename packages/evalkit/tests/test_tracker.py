@@ -40,9 +40,9 @@ def _told(folder: Path) -> dict[str, Any]:
         kind = record.WhichOneof("record_type")
         if kind == "run":
             told["id"] = record.run.run_id
-        if kind == "artifact":
-            told["artifacts"].append((record.artifact.type, record.artifact.name))
-            told["files"] = [entry.path for entry in record.artifact.manifest.contents]
+        if kind == "artifact" and record.artifact.type == "trials":
+            files = [entry.path for entry in record.artifact.manifest.contents]
+            told["artifacts"].append((record.artifact.name, files))
         items = {"history": record.history.item, "summary": record.summary.update}.get(kind, ())
         for item in items:
             told[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
@@ -58,19 +58,17 @@ def test_an_evaluation_is_read_back_and_said_again_the_same(nano: Path, tmp_path
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
         latest = (tmp_path / "runs/gold/wandb/latest-run").resolve()
         told = _told(latest)
-        table = json.loads((latest / "files" / told["trials table"]["path"]).read_text())
+        table = json.loads((latest / "files" / told["trials table/path"]).read_text())
         seen.append((told, table))
         assert (told["id"], told["avg@2"], told["infra_rate"]) == ("gold", 1.0, 0)
-        score = told["scores"]["pass@2"] if "scores" in told else told["scores/pass@2"]
+        score = told["scores"]["pass@2"]
         assert score["value"] == score["high"] == 1.0 and score["low"] < 0.4
-        assert sum(told["turns histogram"]["values"]) == 4
-        assert sum(told["total_sec histogram"]["values"]) == 4
+        assert sum(told["turns histogram/values"]) == 4
+        assert sum(told["total_sec histogram/values"]) == 4
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
         assert [row["outcome"] for row in rows] == ["resolved"] * 4
         assert {row["trial_id"] for row in rows} == {
             f"nano__heldout-{i:04}.{n}" for i in range(2) for n in range(2)
         }
-        assert told["artifacts"] == [("trials", "gold-trials")] and told["files"] == [
-            "trials.jsonl"
-        ]
+        assert told["artifacts"] == [("gold-trials", ["trials.jsonl"])]
     assert seen[0][1] == seen[1][1]  # nothing ran again, and the same was said
