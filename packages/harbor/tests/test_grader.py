@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from nanoswe_harbor.families import parser_of
 from nanoswe_harbor.grader.grade import grade
 from nanoswe_harbor.grader.parsers import PARSERS
+from nanoswe_harbor.verdicts import read_log
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parents[3] / "shared/data/logs/harness_v4_runs.jsonl.gz"
@@ -245,6 +247,29 @@ def test_noise_between_lines_changes_no_verdict(
         )
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(WORDS))),
+    NOISE,
+    st.lists(st.integers(1, 40)),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_chunks_change_no_verdict(
+    results: list[tuple[str, str]], noise: str, sizes: list[int], newline: str
+) -> None:
+    """However the runner's output arrives, even cut inside a character or a line's end."""
+    lines = ["\u00e9 \U0001f600", *(f"{word} t.py::{name}" for name, word in results)]
+    text = log("\n".join([*noise.splitlines(), *lines])).replace("\n", newline)
+    data = text.encode()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "eval.log")
+        with path.open("wb", buffering=0) as stream:
+            for size in [*sizes, len(data)]:
+                stream.write(data[:size])
+                data = data[size:]
+        assert grade(read_log(path), EXPECTED) == grade(text, EXPECTED)
+
+
 def name_of(parser: str, name: str) -> str:
     return f"test_{name} (t.T)" if parser == "unittest" else f"t.py::{name}"
 
@@ -252,7 +277,11 @@ def name_of(parser: str, name: str) -> str:
 UNITTEST = {"PASSED": "ok", "FAILED": "FAIL", "ERROR": "ERROR", "SKIPPED": "skipped 'x'"}
 FORMS = {
     "pytest": lambda name, word: f"{word} t.py::{name}",
-    "pytest-colored": lambda name, word: f"{word} t.py::{name}",
+    "pytest-options": lambda name, word: f"{word} t.py::{name}",
+    "pytest-colored": lambda name, word: f"\x1b[32m{word}\x1b[0m t.py::{name}",
+    "pytest-noted": lambda name, word: f"t.py::{name} {word}",
+    "pytest-progress": lambda name, word: f"t.py::{name} {word} [ 9%]",
+    "matplotlib": lambda name, word: f"{word} t.py::{name}",
     "unittest": lambda name, word: (
         f"test_{name} (t.T) ... {UNITTEST.get(word, 'expected failure')}"
     ),

@@ -19,9 +19,7 @@ import yaml
 from nanoswe_harbor.patches import reverse
 
 TEST_PATH = re.compile(r"(^|/)[Tt]ests?/|(^|/)test_[^/]*$|_test\.py$")
-
-
-BAD_ROW = (jinja2.TemplateError, LookupError, TypeError, ValueError, RecursionError)
+BAD_ROW = (LookupError, TypeError, ValueError, RecursionError)
 # Name, needed columns, and a function of the row for each column of an Instance.
 Family = tuple[str, list[str], dict[str, Callable[..., Any]]]
 
@@ -50,7 +48,11 @@ def adapt(row: Any) -> dict[str, Any]:
         raise ValueError(f"a row is a mapping, not a {type(row).__name__}")
     name, _, columns = _nearest(row)
     found = {key: row[key] for key in facts("families")["optional"] if row.get(key) is not None}
-    found |= {column: value(row=row, **row) for column, value in columns.items()}
+    for column, value in columns.items():
+        try:
+            found[column] = value({**row, "row": row})
+        except Exception as error:  # our expressions on foreign values: they may fail in any way
+            raise ValueError(f"column {column}: {error or type(error).__name__}") from error
     return {**found, "family": name}
 
 
