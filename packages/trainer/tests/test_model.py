@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
 from nanoswe_trainer.model import (
     Decoder,
@@ -27,23 +27,32 @@ def logits(decoder: Decoder, documents: list[list[int]]) -> torch.Tensor:
     return decoder.head(decoder(ids, positions, packed_attention(lengths)))
 
 
-@pytest.mark.parametrize("seed", range(6))
+SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "llama3"])
+@pytest.mark.parametrize("seed", range(4))
 def test_logits_equal_transformers_on_random_configs(
-    seed: int, tmp_path: Path, randomise: Callable[[Decoder], Decoder]
+    seed: int, kind: str, tmp_path: Path, randomise: Callable[[Decoder], Decoder]
 ) -> None:
     rng = random.Random(seed)
     kv = rng.choice([1, 2])
     config = ModelConfig(
-        vocab_size=rng.randrange(60, 120), hidden_size=rng.choice([32, 48]),
+        vocab_size=rng.randrange(60, 120), hidden_size=rng.choice([48, 96]),
         intermediate_size=rng.choice([40, 96]),
         num_hidden_layers=rng.randrange(1, 4), num_attention_heads=kv * rng.choice([1, 2, 3]),
         num_key_value_heads=kv,
         head_dim=rng.choice([8, 16]), rope_theta=rng.choice([1e4, 1e6]),
-        tie_word_embeddings=bool(seed % 2),
+        tie_word_embeddings=bool(seed % 2), model_type="llama" if kind == "llama3" else kind,
+        rope_scaling=SCALED if kind == "llama3" else None,
     )  # fmt: skip
     ours = randomise(initialise(config, seed))
+    for name, parameter in ours.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
     save_decoder(ours, tmp_path)
-    theirs = Qwen3ForCausalLM.from_pretrained(
+    theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
     documents = [[rng.randrange(config.vocab_size) for _ in range(n)] for n in (1, 17, 40)]
@@ -52,6 +61,8 @@ def test_logits_equal_transformers_on_random_configs(
         for document, got in zip(documents, mine, strict=True):
             want = theirs(torch.tensor([document])).logits[0]
             assert (got - want).abs().max() < 1e-5
+    again = load_decoder(tmp_path)
+    assert again.config == config
 
 
 def test_reads_what_transformers_writes(small: Decoder, tmp_path: Path) -> None:
@@ -61,6 +72,21 @@ def test_reads_what_transformers_writes(small: Decoder, tmp_path: Path) -> None:
     assert again.config == small.config
     for name, tensor in small.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
+
+
+def test_reads_a_llama_in_several_files_as_transformers_writes_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, rope_parameters=SCALED | {"rope_theta": 1e4},
+        tie_word_embeddings=False,
+    ))  # fmt: skip
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ours, document = load_decoder(tmp_path), list(range(60))
+    with torch.no_grad():
+        want = theirs(torch.tensor([document])).logits[0]
+        assert (logits(ours, [document]) - want).abs().max() < 1e-5
 
 
 def test_packing_does_not_mix_documents(small: Decoder) -> None:
@@ -74,7 +100,9 @@ def test_packing_does_not_mix_documents(small: Decoder) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "gpt2"}, "model_type"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope type"),
     ],

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from nanoswe_trainer.model import Decoder, packed_attention
 from nanoswe_trainer.pack import Batch
 
-CHUNK = 4096
+CHUNK, CHUNK_LOGITS = 4096, 2**26  # at most so many rows, and rows x vocabulary, at once
 
 
 def _head(
@@ -32,9 +32,10 @@ def token_logprobs(
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         hidden = decoder(batch.ids_T, batch.positions_T, packed_attention(batch.lengths))
         rows = hidden.index_select(0, batch.predictors_N)
+        chunk = max(1, min(CHUNK, CHUNK_LOGITS // decoder.config.vocab_size))
         parts = [
             checkpoint(_head, decoder, h, t, temperature, use_reentrant=False)
-            for h, t in zip(rows.split(CHUNK), batch.targets_N.split(CHUNK), strict=True)
+            for h, t in zip(rows.split(chunk), batch.targets_N.split(chunk), strict=True)
         ]
     logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
     return logprobs, entropy

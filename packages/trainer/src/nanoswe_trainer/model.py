@@ -1,23 +1,33 @@
-"""A Qwen3-architecture decoder in plain torch, weights named as Hugging Face names them.
+"""A Qwen3, Qwen2 or Llama decoder in plain torch, weights named as Hugging Face names them.
 
-In: a folder with config.json and model.safetensors (or a ModelConfig for random weights), then flat
+In: a folder with config.json and *.safetensors (or a ModelConfig for random weights), then flat
 token ids. Out: hidden states; `Decoder.head` turns chosen rows into logits. Attention is a
 callable, so that the packed trainer and the KV-cached engine run the very same layers. Refuses:
-other architectures, sliding windows, scaled RoPE, attention biases: each by name.
+other architectures, sliding windows, RoPE scaled but as Llama 3 does, other biases: each by name.
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 # attend(layer, q_THD, k_TKD, v_TKD) -> out_THD, over whatever past or documents the caller keeps
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+# model_type -> (class in transformers, queries and keys are normed, their projections are biased)
+KINDS = {
+    "qwen3": ("Qwen3ForCausalLM", True, False),
+    "qwen2": ("Qwen2ForCausalLM", False, True),
+    "llama": ("LlamaForCausalLM", False, False),
+}
 
 
 class ModelError(ValueError):
@@ -26,9 +36,10 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The fields of a Qwen3 config.json that decide the computation."""
+    """The fields of a config.json that decide the computation."""
 
     vocab_size: int
+    model_type: str = "qwen3"
     hidden_size: int = 128
     intermediate_size: int = 384
     num_hidden_layers: int = 4
@@ -39,6 +50,9 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
     max_position_embeddings: int = 1024
+    rope_scaling: dict | None = (
+        None  # Llama 3's: factor, low_ and high_freq_factor, original length
+    )
 
 
 class RMSNorm(nn.Module):
@@ -56,7 +70,14 @@ class RMSNorm(nn.Module):
 def rope(positions_T: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """cos and sin of shape (T, 1, head_dim), fp32."""
     powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    angles = positions_T.float()[:, None] * (1.0 / config.rope_theta**powers)
+    frequencies = 1.0 / config.rope_theta**powers
+    if scaling := config.rope_scaling:
+        # long waves are stretched by `factor`, short ones stay, and between them it is a blend
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        frequencies = frequencies * (kept + (1 - kept) / scaling["factor"])
+    angles = positions_T.float()[:, None] * frequencies
     angles = torch.cat((angles, angles), -1)[:, None, :]
     return angles.cos(), angles.sin()
 
@@ -73,12 +94,15 @@ class Attention(nn.Module):
         width, kv_width = (
             n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
         )
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        _, normed, biased = KINDS[config.model_type]
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=biased)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=biased)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=biased)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.q_norm, self.k_norm = (
+            RMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
+            for _ in range(2)
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         q = rotate(self.q_norm(self.q_proj(x).view(len(x), -1, self.head_dim)), cos, sin)
@@ -189,30 +213,42 @@ def initialise(config: ModelConfig, seed: int) -> Decoder:
     return decoder
 
 
+def _read_config(file: Path) -> dict:
+    """config.json with RoPE's settings in one place, whichever transformers wrote it."""
+    raw = json.loads(file.read_text())
+    kind = raw.get("model_type")
+    if kind not in KINDS:
+        raise ModelError(f"{file}: model_type {kind!r} is not supported, only {', '.join(KINDS)}")
+    fine = {"use_sliding_window": (False,), "attention_bias": (False, None), "mlp_bias": (False,),
+            "hidden_act": ("silu",)}  # fmt: skip
+    for key, values in fine.items():
+        if raw.get(key, values[0]) not in values:
+            raise ModelError(f"{file}: {key} = {raw[key]!r} is not supported, only {values[0]!r}")
+    rope = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in ("default", "llama3"):
+        raise ModelError(f"{file}: rope type {rope_type!r} is not supported")
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
+    return raw | {
+        "head_dim": head_dim, "num_key_value_heads": heads,
+        "rope_theta": raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
+        "rope_scaling": rope if rope_type == "llama3" else None,
+    }  # fmt: skip
+
+
 def load_decoder(folder: Path) -> Decoder:
-    """Read config.json and model.safetensors as transformers writes them."""
+    """Read config.json and the weights, in one file or several, as transformers writes them."""
     try:
-        raw = json.loads((folder / "config.json").read_text())
-        tensors = load_file(folder / "model.safetensors")
-    except (OSError, ValueError) as error:
+        raw = _read_config(folder / "config.json")
+        tensors: dict[str, Tensor] = {}
+        for file in sorted(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
+            tensors |= load_file(file)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if isinstance(error, ModelError):
+            raise
         needs = "it needs config.json and model.safetensors"
         raise ModelError(f"{folder}: cannot read the model ({error}); {needs}") from error
-    for key, fine in (
-        ("model_type", "qwen3"),
-        ("use_sliding_window", False),
-        ("attention_bias", False),
-    ):
-        if raw.get(key, fine) != fine:
-            raise ModelError(
-                f"{folder}/config.json: {key} = {raw[key]!r} is not supported, only {fine!r}"
-            )
-    parameters = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or parameters
-    if scaling.get("rope_type", "default") != "default":
-        raise ModelError(
-            f"{folder}/config.json: rope type {scaling['rope_type']!r} is not supported"
-        )
-    raw["rope_theta"] = raw.get("rope_theta", parameters.get("rope_theta", 10000.0))
     known = ModelConfig.__dataclass_fields__
     decoder = Decoder(ModelConfig(**{k: v for k, v in raw.items() if k in known}))
     missing, unexpected = decoder.load_state_dict(tensors, strict=False)
@@ -229,8 +265,9 @@ def load_decoder(folder: Path) -> Decoder:
 def save_decoder(decoder: Decoder, folder: Path) -> None:
     """Write what `load_decoder`, transformers and vLLM read."""
     folder.mkdir(parents=True, exist_ok=True)
+    kind = decoder.config.model_type
     config = asdict(decoder.config) | {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
+        "architectures": [KINDS[kind][0]], "hidden_act": "silu",
         "attention_bias": False, "torch_dtype": "float32", "use_sliding_window": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
