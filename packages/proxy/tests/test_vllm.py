@@ -164,9 +164,7 @@ def test_a_conversation_is_scored_by_the_engine_as_it_was_recorded(vllm_url, mod
 
 async def hang_up(engine) -> None:
     """Close what is kept open between calls; a server would, a test must."""
-    for _, _, writer in engine.upstream._idle:
-        writer.close()
-        await writer.wait_closed()
+    await engine.client.aclose()
 
 
 def sampling(most: int, key: str = "k") -> Sampling:
