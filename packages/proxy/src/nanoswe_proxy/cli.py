@@ -7,7 +7,6 @@ import asyncio
 import json
 import signal
 import sys
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,15 +34,9 @@ def cli() -> None:
 @click.option("--logs", type=click.Path(path_type=Path, file_okay=False),
               help="Log sessions in this folder: they go on after a crash.")  # fmt: skip
 def serve(
-    engine: str,
-    tokenizer: Path,
-    host: str,
-    port: int,
-    temperature: float,
-    max_tokens: int,
-    trajectories: Path | None,
-    logs: Path | None,
-) -> None:
+    engine: str, tokenizer: Path, host: str, port: int, trajectories: Path | None,
+    logs: Path | None, **defaults: float,
+) -> None:  # fmt: skip
     """Serve until interrupted."""
     from nanoswe_proxy.app import create_app
     from nanoswe_proxy.app import serve as running
@@ -60,7 +53,6 @@ def serve(
         renderer = Renderer(tokenizer)
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        defaults = {"temperature": temperature, "max_tokens": max_tokens}
         proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **defaults)
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
@@ -99,17 +91,13 @@ def export(file: Path, as_json: bool) -> None:
 
     table = Table("trial", "try", "sample", "tokens", "trained", "turns", "stops")
     for trajectory in read_jsonl(file):
-        for i, sample in enumerate(trajectory.samples):
+        rows = json.loads(trajectory.to_json())["samples"]
+        for i, (sample, row) in enumerate(zip(trajectory.samples, rows, strict=True)):
+            which = {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i}
             if as_json:
-                row = {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i}
-                columns = asdict(sample)
-                masked = zip(sample.logprobs, sample.mask, strict=True)
-                columns["logprobs"] = [x if trained else None for x, trained in masked]
-                click.echo(json.dumps(row | columns, allow_nan=False))
-                continue
-            facts = (i, len(sample.tokens), sum(sample.mask), len(sample.stops))
-            table.add_row(trajectory.trial_id, str(trajectory.try_), *map(str, facts),
-                          " ".join(sample.stops.values()))  # fmt: skip
+                click.echo(json.dumps(which | row, allow_nan=False))
+            facts = (len(sample.tokens), sum(sample.mask), len(sample.stops))
+            table.add_row(*map(str, (*which.values(), *facts)), " ".join(sample.stops.values()))
     if not as_json:
         Console().print(table)
 

@@ -108,7 +108,7 @@ def _message(message: Any, i: int) -> dict:
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise BadRequest(f"messages[{i}].role {message.get('role')!r} is not one of {list(ROLES)}")
-    text = _text(message.get("content"), i)
+    text = text_of(message.get("content"), f"messages[{i}]")
     normal: dict = {"role": role, "content": NOISE.sub("", text) if role == "system" else text}
     if role == "tool":
         normal["call_id"] = str(message.get("tool_call_id") or "")
@@ -123,18 +123,15 @@ def _message(message: Any, i: int) -> dict:
     return normal
 
 
-def text_of(block: Any, where: str) -> str:
-    """The text of one content block."""
-    if isinstance(block, dict) and isinstance(block.get("text"), str):
-        return str(block["text"])
-    raise BadRequest(f"{where}.content must be text: this model sees nothing else")
-
-
-def _text(content: Any, i: int) -> str:
+def text_of(content: Any, where: str) -> str:
+    """The text of content that may be nothing, text, or blocks of text."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = content if isinstance(content, list) else [content]
-    return "".join(text_of(p, f"messages[{i}]") for p in parts)
+    blocks = content if isinstance(content, list) else [content]
+    texts = [b.get("text") if isinstance(b, dict) else None for b in blocks]
+    if not all(isinstance(t, str) for t in texts):
+        raise BadRequest(f"{where}.content must be text: this model sees nothing else")
+    return "".join(map(str, texts))
 
 
 def _call(call: Any, i: int) -> dict:
@@ -166,17 +163,13 @@ def _folded(messages: Sequence[dict]) -> list[dict]:
 
 
 def _pair(messages: list[dict]) -> list[dict]:
-    """Parallel results may come in any order, but ChatML shows no ids: put them in call order."""
+    """Parallel results may come in any order; templates that show no ids pair them by place."""
     out: list[dict] = []
     for tool, group in groupby(messages, lambda m: m["role"] == "tool"):
-        run = list(group)
-        out += _in_call_order(run, out[-1].get("calls", ()) if out else ()) if tool else run
+        run, calls = list(group), out[-1].get("calls", ()) if out else ()
+        rank = {c["id"]: n for n, c in enumerate(calls)}
+        ids = {m["call_id"] for m in run} if tool else set()
+        if len(ids) == len(run) and ids <= set(rank):
+            run.sort(key=lambda m: rank[m["call_id"]])
+        out += run
     return out
-
-
-def _in_call_order(results: list[dict], calls: Sequence[dict]) -> list[dict]:
-    rank = {c["id"]: n for n, c in enumerate(calls)}
-    ids = [r["call_id"] for r in results]
-    if len(set(ids)) < len(ids) or any(i not in rank for i in ids):
-        return results
-    return sorted(results, key=lambda r: rank[r["call_id"]])

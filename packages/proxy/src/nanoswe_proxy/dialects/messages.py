@@ -25,8 +25,9 @@ def parse(raw: bytes) -> Request:
     body = wire.loads(raw)
     body["stop"] = body.get("stop_sequences")
     system, given = body.get("system") or [], body.get("messages")
-    blocks = [system] if isinstance(system, str) else [wire.text_of(b, "system") for b in system]
-    text = "\n\n".join(t for t in (wire.NOISE.sub("", b) for b in blocks) if t)
+    blocks = system if isinstance(system, list) else [system]
+    said = [b if isinstance(b, str) else wire.text_of(b, "system") for b in blocks]
+    text = "\n\n".join(t for t in (wire.NOISE.sub("", b) for b in said) if t)
     messages = [{"role": "system", "content": text}] if text else []
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list with at least one message")
@@ -52,10 +53,8 @@ def _turns(message: dict, where: str) -> Iterator[dict]:
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
-            inner = block.get("content") or ""
-            parts = [inner] if isinstance(inner, str) else [wire.text_of(b, where) for b in inner]
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"),
-                   "content": "".join(parts)}  # fmt: skip
+            said = wire.text_of(block.get("content"), where)
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said}
         elif kind == "tool_use" and isinstance(block.get("name"), str):
             function = {"name": block["name"], "arguments": block.get("input")}
             spoken["tool_calls"].append({"id": block.get("id"), "function": function})

@@ -20,14 +20,10 @@ def parse(raw: bytes) -> Request:
     """The request in `raw`."""
     body = wire.loads(raw)
     if body.get("previous_response_id"):
-        raise BadRequest(
-            "previous_response_id is not supported: send the whole input (store=false)"
-        )
-    given = body.get("input") or []
+        raise BadRequest("previous_response_id is not kept: send the whole input (store=false)")
+    given, system = body.get("input") or [], body.get("instructions")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    messages = (
-        [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
-    )
+    messages = [{"role": "system", "content": system}] if system else []
     if not isinstance(items, list):
         raise BadRequest("input must be text or a list of items")
     for i, item in enumerate(items):
@@ -46,11 +42,8 @@ def _add(messages: list[dict], item: Any, where: str) -> None:
     """One item more: the items of one reply are one assistant message."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "function_call_output":
-        output = item.get("output") or ""
-        parts = [output] if isinstance(output, str) else [wire.text_of(b, where) for b in output]
-        messages.append(
-            {"role": "tool", "tool_call_id": item.get("call_id"), "content": "".join(parts)}
-        )
+        said = wire.text_of(item.get("output"), where)
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": said})
         return
     role = item.get("role", "user") if kind == "message" else "assistant"
     if kind not in ("message", "function_call", "reasoning"):
@@ -59,17 +52,16 @@ def _add(messages: list[dict], item: Any, where: str) -> None:
         messages.append({"role": role, "content": item.get("content")})
         return
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append(
-            {"role": role, "content": "", "tool_calls": [], "reasoning": "", "echo": ""}
-        )
-    last, content = messages[-1], item.get("content") or []
-    parts = [content] if isinstance(content, str) else [wire.text_of(b, where) for b in content]
+        nothing = dict.fromkeys(("content", "reasoning", "echo"), "")
+        messages.append({"role": role, "tool_calls": [], **nothing})
+    last = messages[-1]
     last["echo"] += f" {item.get('id')} {item.get('encrypted_content')}"
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         last["tool_calls"].append({"id": item.get("call_id"), "function": function})
     else:
-        last["reasoning" if kind == "reasoning" else "content"] += "".join(parts)
+        said = wire.text_of(item.get("content"), where)
+        last["reasoning" if kind == "reasoning" else "content"] += said
 
 
 class Stream(dialects.Stream):
@@ -163,6 +155,5 @@ def error_frame(error: ProxyError) -> bytes:
     """The same in the middle of a stream."""
     failed = {"code": error.code, "message": str(error)}
     response = {"object": "response", "status": "failed", "error": failed, "output": []}
-    return sse(
-        {"type": "response.failed", "sequence_number": 0, "response": response}, "response.failed"
-    )
+    event = {"type": "response.failed", "sequence_number": 0, "response": response}
+    return sse(event, "response.failed")
