@@ -47,6 +47,12 @@ class Exchange:
     key: str = ""  # the client's Idempotency-Key
     lost: bool = False  # whoever asked went away before the last byte
 
+    @property
+    def usable(self) -> bool:
+        """Whether it has, or may yet have, an answer that nobody is known to have."""
+        failed = self.task and self.task.done() and (self.task.cancelled() or self.task.exception())
+        return not failed and self.call.node.delivery not in ("aborted", "acknowledged")
+
 
 @dataclass
 class _Live:
@@ -138,29 +144,35 @@ class Proxy:
     ) -> Exchange:
         """Start a call, or meet the one that the same body started and nobody received.
 
-        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed.
+        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed. Calls
+        are placed in the order in which they came; encoding takes a thread.
         """
-        live = self.live(cap)
+        live, loop = self.live(cap), asyncio.get_running_loop()
+        session, messages, tools = live.session, request.messages, request.tools
         digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        known = live.exchanges.get(digest) or self._recovered(live, digest)
+        known = live.exchanges.get(digest)
+        if known is None and (answered := session.unreceived(digest)):  # before a crash
+            known = live.exchanges[digest] = Exchange(answered, loop.create_future(), lost=True)
         again = known and (known.lost or retry or (key and key == known.key))
-        over = known and known.call.node.delivery
-        if known and again and over != "acknowledged" and not (_failed(known) or over == "aborted"):
+        if known and again and known.usable:
             known.lost = False
             self.counts["replayed"] += 1
             return known
-        call = await self._prepare(live, request, digest)
-        exchange = Exchange(call, asyncio.get_running_loop().create_future(), key=key)
-        exchange.task = task = asyncio.create_task(self._generate(live.session, exchange))
+        async with live.lock:
+            place = session.locate(messages, tools)
+            context = await asyncio.to_thread(session.draft, place, messages, tools)
+            call = session.admit(place, context, len(messages), request.requested, digest)
+        exchange = Exchange(call, loop.create_future(), key=key)
+        exchange.task = task = asyncio.create_task(self._generate(session, exchange))
         live.running.add(task)
         task.add_done_callback(live.running.discard)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # no news to the loop
         kept = {d: e for d, e in live.exchanges.items() if e.call.node.delivery != "acknowledged"}
         live.exchanges = kept | {digest: exchange}
         context = call.node.parent
-        self.counts["calls"] += 1
-        self.counts["prompt_tokens"] += len(call.ids)
-        self.counts["forks"] += bool(context.fork and len(context.children) == 1)
+        fork = context.fork if len(context.children) == 1 else ""
+        more = {"calls": 1, "prompt_tokens": len(call.ids), f"matched_{place.level}": 1}
+        self.counts.update(more | ({f"forks_{fork}": 1} if fork else {}))
         return exchange
 
     async def count(self, cap: str, request: Request) -> int:
@@ -204,16 +216,6 @@ class Proxy:
         if begun and exchange.task and exchange.task.cancel():
             self.counts["aborted"] += 1
 
-    async def _prepare(self, live: _Live, request: Request, digest: str) -> Prepared:
-        """Calls are placed in the order in which they came; encoding takes a thread."""
-        session, messages, tools = live.session, request.messages, request.tools
-        async with live.lock:
-            place = session.locate(messages, tools)
-            context = await asyncio.to_thread(session.draft, place, messages, tools)
-            call = session.admit(place, context, len(messages), request.requested, digest)
-        self.counts[f"matched_{place.level}"] += 1
-        return call
-
     async def _generate(self, session: Session, exchange: Exchange) -> None:
         call = exchange.call
         try:
@@ -243,17 +245,3 @@ class Proxy:
         """A log is named by its capability's hash: a name gives nobody access."""
         name = hashlib.blake2s(cap.encode(errors="replace"), digest_size=12).hexdigest()
         return self.logs / f"{name}.log" if self.logs else None
-
-    def _recovered(self, live: _Live, digest: str) -> Exchange | None:
-        """A reply that was committed before a crash, and that nobody received."""
-        call = live.session.unreceived(digest)
-        if call is None:
-            return None
-        exchange = Exchange(call, asyncio.get_running_loop().create_future(), lost=True)
-        live.exchanges[digest] = exchange
-        return exchange
-
-
-def _failed(exchange: Exchange) -> bool:
-    task = exchange.task
-    return bool(task and task.done() and (task.cancelled() or task.exception()))

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -88,7 +88,7 @@ class Session(State):
         parent, rest, fork = place.parent, place.rest, place.fork
         replay = self._replayed(rest)
         if parent:
-            history = [m for n in tree.path(parent) for m in tree.messages_of(n)]
+            history = [m for node in tree.path(parent) for m in node.messages]
             try:
                 encoded = self.renderer.tail(rest, parent.ids, replay, history, tools)
             except errors.Unextendable as error:
@@ -118,8 +118,10 @@ class Session(State):
             raise errors.ContextLengthError(self.max_context, len(prompt))
         if context.index < 0:
             context = self._add_context(context)
-        for node in self._unacknowledged(context):
+        node = context.parent
+        while node and node.delivery != "acknowledged":  # its reply came back: it was received
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
+            node = node.parent.parent
         intent = {"parent": context.index, "requested": requested, "messages": size}
         intent |= {"level": place.level, "created": int(time.time()), "digest": digest}
         self._write({"type": "intent", **intent})
@@ -245,12 +247,6 @@ class Session(State):
                 if level <= (wire.LOSSY if len(candidates) == 1 else wire.NORMAL):
                     return node
         return None
-
-    def _unacknowledged(self, context: tree.Context) -> Iterable[tree.Generation]:
-        node = context.parent
-        while node and node.delivery != "acknowledged":
-            yield node
-            node = node.parent.parent
 
     def _add_context(self, context: tree.Context) -> tree.Context:
         parent = context.parent.index if context.parent else None

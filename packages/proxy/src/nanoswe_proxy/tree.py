@@ -63,6 +63,10 @@ class Generation:
     children: list[Context] = field(default_factory=list)
 
     @property
+    def messages(self) -> Sequence[dict]:
+        return (self.view,)
+
+    @property
     def committed(self) -> bool:
         return self.delivery not in ("sampling", "aborted")
 
@@ -121,11 +125,6 @@ def path(generation: Generation | None) -> list[Context | Generation]:
         nodes += (generation, generation.parent)
         generation = generation.parent.parent
     return nodes[::-1]
-
-
-def messages_of(node: Context | Generation) -> Sequence[dict]:
-    """The node's own messages, as they were rendered or served."""
-    return node.messages if isinstance(node, Context) else (node.view,)
 
 
 def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str) -> Place:
