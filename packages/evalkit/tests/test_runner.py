@@ -147,6 +147,33 @@ def test_a_trial_without_reward_is_recorded_and_runs_again(
     assert read_trials(path) == [trial]
 
 
+class SlowAgent:
+    """Takes its time by task; keeps the order in which it was asked."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds, self.asked = seconds, list[str]()
+
+    async def run(self, job: Job) -> Stop:
+        self.asked.append(job.task.task_id)
+        await asyncio.sleep(self.seconds[job.task.task_id])
+        return Stop.FINISHED
+
+    async def close(self) -> None: ...
+
+
+def test_the_longest_go_first_by_recorded_times(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
+) -> None:
+    short, long, middle = (task.task_id for task in tasks)
+    agent = SlowAgent({short: 0, long: 8, middle: 4})
+    record = tmp_path / "trials.jsonl"
+    _run(sandboxes, tasks, agent, record, 1)
+    agent.asked.clear()
+    trials, _ = _run(sandboxes, tasks, agent, record, 2)
+    assert agent.asked[-1] == short and set(agent.asked[:2]) == {long, middle}
+    assert [t.task_id for t in trials] == [t.task_id for t in tasks for _ in range(2)]
+
+
 def test_a_changed_task_is_not_answered_by_an_old_trial(
     nano: Path, sandboxes: SandboxFactory, tmp_path: Path
 ) -> None:

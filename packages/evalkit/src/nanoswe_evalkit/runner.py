@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import IO
 
@@ -72,10 +73,13 @@ async def run_trials(
         for trial in finished:
             if trial.reward is not None and trial.key == keys.get(trial.task_id):
                 done[trial.trial_id] = trial
+        # The longest first, by what an earlier trial took; before them those we know nothing of.
+        took = {trial.task_id: trial.timings.get("total_sec", 0.0) for trial in finished}
+        todo = [job for job in jobs if trial_id(*job) not in done]
+        todo.sort(key=lambda job: -took.get(job[0].task_id, inf))
         async with asyncio.TaskGroup() as group:
-            for task, attempt in jobs:
-                if trial_id(task, attempt) not in done:
-                    group.create_task(one(task, attempt, file))
+            for task, attempt in todo:
+                group.create_task(one(task, attempt, file))
     return [done[trial_id(task, attempt)] for task, attempt in jobs]
 
 
