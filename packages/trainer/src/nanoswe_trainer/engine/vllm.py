@@ -107,7 +107,9 @@ class VllmEngine:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         url, log = f"http://127.0.0.1:{port}", self.folder / "vllm.log"
-        env = os.environ | ENV | {"PYTHONPATH": str(Path(__file__).parent)}
+        # a copy, in a folder of nothing else: beside this file `vllm` would be this module
+        shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder)
+        env = os.environ | ENV | {"PYTHONPATH": str(self.folder)}
         with log.open("ab") as file:
             self._process = await asyncio.create_subprocess_exec(
                 *self.command, "--model", str(path), "--port", str(port), env=env,
@@ -132,6 +134,7 @@ class VllmEngine:
             assert self._process is not None
             await self._process.wait()
             self._up.clear()
+            await self._server().client.aclose()
             try:
                 await self.start()
             except (EngineError, OSError, TimeoutError) as error:
@@ -142,6 +145,8 @@ class VllmEngine:
         self._up.set()  # nobody waits for what will not come: `_server` says why
 
     async def stop(self) -> None:
+        if self._remote:
+            await self._remote.client.aclose()
         if self._process and self._process.returncode is None:
             self._process.terminate()
             with suppress(TimeoutError):
@@ -156,9 +161,8 @@ class VllmEngine:
         return self._remote
 
     async def _load(self, path: Path) -> None:
-        url, body = self._server().upstream.url, {"method": "load_folder", "args": [str(path)]}
-        async with httpx.AsyncClient(timeout=600) as client:
-            answer = await client.post(f"{url}/collective_rpc", json=body)
+        body = {"method": "load_folder", "args": [str(path)]}
+        answer = await self._server().client.post("/collective_rpc", json=body)
         if answer.is_error:
             raise EngineError(f"vLLM did not take {path}: {answer.status_code} {answer.text[:300]}")
 
