@@ -29,7 +29,7 @@ from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import serve_vllm
 from nanoswe_trainer.loop_rl import Step, TrainedEngine, train_rl
 from nanoswe_trainer.loop_sft import train_sft
-from nanoswe_trainer.metrics import eval_metrics, gain
+from nanoswe_trainer.metrics import alarms, eval_metrics, gain
 from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
 from nanoswe_trainer.recipe import TrainRecipe, digest
 from nanoswe_trainer.rollout import Rollouts, append_records, keep_finished, open_rollouts
@@ -223,6 +223,7 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
         append_records(run.folder, step.trials, step.trajectories)
         run.tracker.log({"stage": "rl", **step.metrics}, step.done)
         run.view.numbers(step.metrics)
+        run.view.alarm(alarms(step.metrics))
         run.view.advance(step.done)
         if step.done % train.checkpoint_steps == 0 and step.done < train.steps:
             run.save("rl", step.done, worker.state() | {"ledger": step.ledger})

@@ -6,7 +6,7 @@ whole trials.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nanoswe_evalkit.passk import avg_at_k, counts_of, paired_difference, pass_estimate
@@ -41,6 +41,26 @@ def ages(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
         if any(any(s.mask) for s in t.samples)
     ]
     return {"age_mean": sum(oldest) / max(len(oldest), 1), "age_max": max(oldest, default=0)}
+
+
+def alarms(step: Mapping[str, float]) -> dict[str, str]:
+    """What a practitioner should look at, by name, in plain words, from an RL step's metrics."""
+    trials, found = max(step["trials"], 1), {}
+    groups = sum(n for name, n in step.items() if name.startswith("groups_"))
+    if (lost := step["trials_without_reward"]) > 0.05 * trials:
+        found["lost"] = f"{lost} of {trials} trials have no reward: our machinery fails, see trials"
+    if groups and not step.get("trained_tokens"):
+        found["equal"] = "no group had different rewards: the tasks are too hard, or too easy"
+    if step.get("logprob_gap", 0) > 0.05 and not step["age_max"]:
+        gap = step["logprob_gap"]
+        found["gap"] = f"sampler and trainer differ by {gap:.2g} a token on the same weights"
+    if (cut := step.get("stop_context", 0) + step.get("stop_max_turns", 0)) > 0.5 * trials:
+        found["cut"] = (
+            f"{cut} of {trials} trials were cut off: cluster.max_context, agent.max_turns"
+        )
+    if step.get("skipped_updates"):
+        found["skipped"] = "an update was skipped: its gradient was not finite"
+    return found
 
 
 def eval_metrics(trials: Sequence[Trial], attempts: int) -> dict[str, Any]:

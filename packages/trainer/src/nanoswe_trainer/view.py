@@ -7,6 +7,7 @@ characters are dropped.
 """
 
 import time
+from collections.abc import Mapping
 from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
@@ -46,7 +47,7 @@ class View:
         self._trial: Trial | None = None
         self._task = self._progress.add_task("start", total=None)
         self._live = Live(get_renderable=self._draw, console=self.console, refresh_per_second=4)
-        self._said = 0.0
+        self._said, self._alarmed = 0.0, set[str]()
 
     def __enter__(self) -> "View":
         if self.console.is_terminal:
@@ -84,6 +85,12 @@ class View:
             shown = ("loss", "reward_mean", "entropy", "tokens_per_sec", "trials_per_sec")
             facts = "  ".join(f"{k} {numbers[k]:.3g}" for k in shown if k in numbers)
             self.note(f"{task.description}: {task.completed:.0f}/{task.total:.0f}  {facts}")
+
+    def alarm(self, found: Mapping[str, str]) -> None:
+        """Say what was not the matter at the step before."""
+        for name in found.keys() - self._alarmed:
+            self.note(f"LOOK: {found[name]}")
+        self._alarmed = set(found)
 
     def trial(self, trial: Trial) -> None:
         self._trial = trial
