@@ -1,4 +1,4 @@
-"""Regenerate specs/truncated.json: the whole ids of published tests that end inside a parameter.
+"""Regenerate specs/truncated.yaml: the whole ids of published tests that end inside a parameter.
 
 Use: python tools/make_truncated.py DATA   (DATA holds logs/ and swe_bench_verified/)
 
@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).resolve().parent.parent / "src/nanoswe_harbor/specs/truncated.json"
+TARGET = Path(__file__).resolve().parent.parent / "src/nanoswe_harbor/specs/truncated.yaml"
 LOGS = "verified_siflow_logs harness_v4_runs lite_gold_2024_logs"
 BEGINNINGS = ("PASSED ", "FAILED ", "ERROR ", "XFAIL ")
 

@@ -81,11 +81,10 @@ def show(source: str, instance_id: str | None, as_json: bool) -> None:
 
     if instance_id is None:
         fields = dict(vars(load_task(source)))
-        fields["path"] = str(fields["path"])
     else:
         fields = read_row(source, instance_id).model_dump()
     if as_json:
-        click.echo(json.dumps(fields, indent=1, ensure_ascii=False))
+        click.echo(json.dumps(fields, indent=1, ensure_ascii=False, default=str))
         return
     for key, value in fields.items():
         click.echo(f"{key + ':':<24}{_brief(value)}")

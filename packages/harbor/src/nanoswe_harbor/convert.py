@@ -25,7 +25,8 @@ import jinja2
 from nanoswe_harbor.checkout import SAFE, bare_repository, check_patches
 from nanoswe_harbor.envspec import image_name, spec_of
 from nanoswe_harbor.instance import HarborError, Instance
-from nanoswe_harbor.nano import SPLITS, build, cases
+from nanoswe_harbor.nano import SPLITS, cases
+from nanoswe_harbor.nano.build import build
 from nanoswe_harbor.patches import changes
 from nanoswe_harbor.sources import Rejected, Row
 from nanoswe_harbor.task import OURS, content_digest
@@ -38,13 +39,12 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-TEMPLATES.filters.update(
-    # TOML's strings and arrays are JSON's, once DEL is escaped.
+TEMPLATES.filters.update(  # TOML's strings and arrays are JSON's, once DEL is escaped
     json=lambda value: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f"),
     base64=lambda text: base64.b64encode(text.encode()).decode(),
     shell=shlex.join,
 )
-RENDERED = [n for n in OURS if f"{Path(n).name}.j2" in TEMPLATES.list_templates()]
+RENDERED = [name for name in OURS if Path(name).suffix not in (".py", ".diff", ".patch")]
 OnRow = Callable[[], None]  # told of every row, task or not
 Converted = tuple[int, int, list[Rejected]]  # tasks, those that were there already, no tasks
 Made = Rejected | tuple[str, dict[str, bytes]]  # a task's id and files
@@ -93,7 +93,7 @@ def convert_nano(
     total = 0
     with _replacing(out) as folder:
         for split in SPLITS:
-            rows = build(cases(split, counts[split], seed), folder / "mirror")
+            rows = (build(case, folder / "mirror") for case in cases(split, counts[split], seed))
             source = f"nano seed {seed}"
             made = ((row.instance_id, task_files(row, source)) for row in rows)
             name = out.with_name(f"{out.name}-{split}")
@@ -150,8 +150,8 @@ def _write_dataset(
 @functools.cache
 def _grader_files() -> dict[str, str]:
     folder = resources.files("nanoswe_harbor") / "grader"
-    names = ("grade.py", "parsers.py", "policy.py", "record.py")
-    return {f"tests/{name}": (folder / name).read_text(encoding="utf-8") for name in names}
+    names = [name for name in OURS if name.endswith(".py")]
+    return {name: (folder / Path(name).name).read_text(encoding="utf-8") for name in names}
 
 
 def _write(folder: Path, files: dict[str, bytes], old: Path | None = None) -> bool:

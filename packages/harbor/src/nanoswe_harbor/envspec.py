@@ -101,13 +101,9 @@ def image_name(row: Instance, profile: Profile, spec: EnvSpec, images: str = "pu
     if images == "published" and row.image:
         return row.image
     owner, _, rest = row.instance_id.partition("__")
-    names = {
-        "version": spec.version,
-        "digest": spec.digest[:12],
-        "env": row.repo.replace("/", "__"),
-    }
+    names = {"owner": owner, "rest": rest, "env": row.repo.replace("/", "__")}
     template = profile.published if images == "published" else profile.built
-    return template.format(owner=owner, rest=rest, **names).lower()
+    return template.format(**names, version=spec.version, digest=spec.digest[:12]).lower()
 
 
 @functools.cache

@@ -10,7 +10,6 @@ import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from nanoswe_harbor.task import REMEDY, Task, TaskError, load_task, package_digest, read, task_paths
 
@@ -31,7 +30,7 @@ def format_faults(folder: Path) -> tuple[int, dict[str, str]]:
                 task = load_task(found.get(name, dataset / name))
                 if listed.get(name) != package_digest(task.path):
                     raise TaskError(f"{task.path}: differs from dataset.toml; {REMEDY}")
-                if promise := _broken(task, read(task.path / "task.toml", tomllib.loads)):
+                if promise := _broken(task):
                     raise TaskError(f"{task.path}: it is not so that {promise}; {REMEDY}")
             except TaskError as error:
                 faults[str(dataset / name)] = str(error)
@@ -54,15 +53,16 @@ def _listed(dataset: Path) -> dict[str, str]:
     return listed
 
 
-def _broken(task: Task, config: dict[str, Any]) -> str:
+def _broken(task: Task) -> str:
     """The first promise that a task does not keep, or nothing."""
+    config = read(task.path / "task.toml", tomllib.loads)
     metadata, verifier, environment = config["metadata"], config["verifier"], config["environment"]
     tests, dockerfile = task.path / "tests", task.path / "environment/Dockerfile"
     (limit,) = map(int, re.findall(r"timeout -k \d+ (\d+) ", (tests / "test.sh").read_text()))
     image = environment.get("docker_image", metadata.get("image"))
     start = ["FROM " + image, "ENTRYPOINT []", "STOPSIGNAL SIGKILL", "WORKDIR " + task.workdir]
-    gold = task.path / "solution/gold.patch"
-    rest = [p for p in task.path.rglob("*") if p.is_file() and p != gold]
+    gold = (task.path / "solution/gold.patch").read_bytes()
+    texts = [path.read_bytes() for path in task.path.rglob("*") if path.is_file()]
     promises = {
         "schema_version is 1.4": config["schema_version"] == "1.4",
         "[task].name ends in the folder's name": task.name.partition("/")[2] == task.task_id,
@@ -76,8 +76,6 @@ def _broken(task: Task, config: dict[str, Any]) -> str:
         "the verifier outlasts the tests": task.verifier_timeout_sec > limit + 60,
         "no network mode is asked for": "network_mode" not in environment,
         "the instruction does not name the instance": task.task_id not in task.instruction,
-        "only solution/ has the gold patch": all(
-            gold.read_bytes() not in path.read_bytes() for path in rest
-        ),
+        "only solution/ has the gold patch": sum(gold in text for text in texts) == 1,
     }
     return next((promise for promise, kept in promises.items() if not kept), "")

@@ -88,17 +88,14 @@ def select(
     rows = islice(matching if only else rows, limit)
     if sample is None:
         return iter(rows)
-    strata: dict[str, list[tuple[str, Instance]]] = defaultdict(list)
-    for row in rows:
-        if isinstance(row, Instance):
-            order = hashlib.sha256(f"{seed}/{row.instance_id}".encode()).hexdigest()
-            strata[getattr(row, stratify) if stratify else ""].append((order, row))
-    ranked = [
-        ((rank + 0.5) / len(stratum), order, row)
-        for stratum in strata.values()
-        for rank, (order, row) in enumerate(sorted(stratum, key=lambda pair: pair[0]))
-    ]
-    return (row for _, _, row in sorted(ranked, key=lambda item: item[:2])[:sample])
+    instances = [row for row in rows if isinstance(row, Instance)]
+    hashes = (hashlib.sha256(f"{seed}/{row.instance_id}".encode()).digest() for row in instances)
+    strata: dict[str, list[Instance]] = defaultdict(list)
+    for _, row in sorted(zip(hashes, instances, strict=True), key=lambda pair: pair[0]):
+        strata[getattr(row, stratify) if stratify else ""].append(row)
+    # By where a row stands in its stratum, so that each has its share of any number of them.
+    ranks = [((n + 0.5) / len(s), row) for s in strata.values() for n, row in enumerate(s)]
+    return (row for _, row in sorted(ranks, key=lambda pair: pair[0])[:sample])
 
 
 def _raw(source: str) -> Iterator[tuple[str, Any]]:
@@ -154,7 +151,6 @@ def _open(path: Path) -> Any:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow  # type: ignore[import-untyped,import-not-found,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
         raise SourceError("it needs an extra: pip install 'nanoswe-harbor[parquet]'") from error

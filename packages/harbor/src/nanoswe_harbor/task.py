@@ -44,8 +44,6 @@ class Task:
     base_commit: str
     agent_timeout_sec: float
     verifier_timeout_sec: float
-    memory_mb: int
-    cpus: int
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     parser: str
@@ -83,8 +81,6 @@ def load_task(path: Path | str) -> Task:
             base_commit=str(metadata["base_commit"]) if expected else "",
             agent_timeout_sec=float(config.get("agent", {}).get("timeout_sec", 3600)),
             verifier_timeout_sec=float(config.get("verifier", {}).get("timeout_sec", 600)),
-            memory_mb=int(environment.get("memory_mb", 4096)),
-            cpus=int(environment.get("cpus", 1)),
             fail_to_pass=tuple(expected.get("fail_to_pass", ())),
             pass_to_pass=tuple(expected.get("pass_to_pass", ())),
             parser=str(expected.get("parser", "")),

@@ -6,15 +6,13 @@ the outcome grader_error and its reason; it never stops the others. Refuses (Sou
 that cannot be read.
 """
 
-import functools
 import gzip
 import json
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from nanoswe_harbor.families import parser_of
+from nanoswe_harbor.families import facts, parser_of
 from nanoswe_harbor.grader.grade import START, grade
 from nanoswe_harbor.instance import Instance
 from nanoswe_harbor.sources import SourceError, read_rows
@@ -52,15 +50,8 @@ def expectations(row: Instance, parser: str) -> dict[str, Any]:
         "parser": parser,
         "fail_to_pass": list(row.fail_to_pass),
         "pass_to_pass": list(row.pass_to_pass),
-        "repaired": _repaired().get(row.instance_id, {}),
+        "repaired": facts("truncated")["repaired"].get(row.instance_id, {}),
     }
-
-
-@functools.cache
-def _repaired() -> dict[str, dict[str, str]]:
-    path = resources.files("nanoswe_harbor") / "specs" / "truncated.json"
-    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="ascii"))["repaired"]
-    return found
 
 
 def judge(row: Instance, log: str) -> dict[str, Any]:

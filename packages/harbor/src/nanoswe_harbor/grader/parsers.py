@@ -68,8 +68,7 @@ def parse_pytest_progress(text: str) -> Dict[str, str]:
 
 def parse_matplotlib(text: str) -> Dict[str, str]:
     """As parse_pytest; an enum member in an id is its number, whatever the Python."""
-    text = text.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
-    return parse_pytest(text)
+    return parse_pytest(text.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
 
 
 def parse_seaborn(text: str) -> Dict[str, str]:

@@ -1,7 +1,7 @@
-"""Nano cases to real repositories: a bare repository and an Instance each.
+"""A nano case to a real repository: a bare repository and an Instance.
 
-In: cases and a mirror folder. Out: `mirror/nano/<name>.git` of three commits (start, bug = base,
-and the fix, which `main` and a tag name), and the rows; always the same bytes. Refuses as git does.
+In: a case and a mirror folder. Out: `mirror/nano/<name>.git` of three commits (start, bug = base,
+and the fix, which `main` and a tag name), and the row; always the same bytes. Refuses as git does.
 """
 
 import difflib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanoswe_harbor.checkout import git
 from nanoswe_harbor.instance import Instance
-from nanoswe_harbor.nano.cases import Function, NanoCase, module_text
+from nanoswe_harbor.nano import Function, NanoCase, module_text
 
 AUTHOR = "nano <nano@example.com>"
 FIRST_COMMIT = 1_704_067_200  # 2024-01-01T00:00:00Z
@@ -19,12 +19,8 @@ CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = tru
 POINTS = 2  # hidden test methods of the buggy function
 
 
-def build(cases: Iterable[NanoCase], mirror: Path) -> list[Instance]:
-    """Create one bare repository per case below `mirror`; their Instances, in that order."""
-    return [_build(case, mirror) for case in cases]
-
-
-def _build(case: NanoCase, mirror: Path) -> Instance:
+def build(case: NanoCase, mirror: Path) -> Instance:
+    """Create the bare repository of a case below `mirror`."""
     repo, module = case.instance_id.replace("__", "/"), case.file_name.removesuffix(".py")
     test_file = f"tests/test_{module}.py"
     others = tuple(f for f in case.functions if f.name != case.name)
