@@ -145,7 +145,8 @@ class TrainRecipe(Recipe):
     @field_validator("train")
     @classmethod
     def _samples(cls, train: TrainSection, info: ValidationInfo) -> TrainSection:
-        if train.steps and info.data["model"].temperature == 0:
+        model = info.data.get("model")  # absent when it has an error of its own
+        if train.steps and model and model.temperature == 0:
             raise ValueError("RL needs model.temperature above 0: greedy trials are all the same")
         return train
 
