@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
-from nanoswe_proxy.proxy import Proxy, SamplingDefaults
-from nanoswe_proxy.render.chatml import ChatMLRenderer
+from nanoswe_proxy.proxy import Proxy
+from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Trajectory
 
 
@@ -56,6 +56,6 @@ async def live_proxy(
         tokenizer.add_tokens([AddedToken(n, special=special, normalized=False) for n in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     engine = ScriptedEngine(folder, scripts, max_context=max_context)
-    proxy = Proxy(engine, ChatMLRenderer(folder), SamplingDefaults(max_tokens=4000))
+    proxy = Proxy(engine, Renderer(folder), max_tokens=4000)
     async with serve(proxy):
         yield LiveProxy(proxy, engine)

@@ -16,6 +16,7 @@ from live_proxy import LiveProxy, live_proxy, use
 from test_trial import _fix
 
 from nanoswe_evalkit.agents.base import ModelConfig
+from nanoswe_evalkit.agents.runner import RunnerAgent
 from nanoswe_evalkit.evaluate import make_agent
 from nanoswe_evalkit.outcome import Outcome, Stop
 from nanoswe_evalkit.recipe import AgentSection
@@ -84,6 +85,8 @@ def _run(
         agent = make_agent(AgentSection(**options))
         async with live_proxy(work / "model", scripts, max_context) as proxy:
             try:
+                if isinstance(agent, RunnerAgent):
+                    await agent.start()  # its imports are not on the first trial's clock
                 trials = await run_trials(
                     hurried, 1, agent=agent, sandboxes=sandboxes, model=MODEL, concurrency=2,
                     open_session=proxy.open, close_session=proxy.close,
@@ -143,7 +146,7 @@ ENDINGS: dict[str, tuple[list[Any], dict[str, Any], Stop | None, Outcome]] = {
     "killed": (["RUN kill -9 -1", "DONE"], {}, Stop.FINISHED, Outcome.NO_PATCH),
     "flood": ([f"RUN {FLOOD}", "FIX", "DONE"], {}, Stop.FINISHED, Outcome.RESOLVED),
     "bad-arguments": (["BAD", "FIX", "DONE"], {}, Stop.FINISHED, Outcome.RESOLVED),
-    "late-timeout": (["FIX", "RUN sleep 99"], {"agent_sec": 15}, Stop.TIMEOUT, Outcome.RESOLVED),
+    "late-timeout": (["FIX", "RUN sleep 99"], {"agent_sec": 20}, Stop.TIMEOUT, Outcome.RESOLVED),
 }
 
 
