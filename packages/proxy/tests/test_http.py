@@ -330,3 +330,49 @@ def test_serve_leaves_nothing_behind(folders, caplog):
     with caplog.at_level(logging.INFO):
         asyncio.run(main())
     assert not [r for r in caplog.records if r.name.startswith("uvicorn")]
+
+
+def test_the_trainers_routes(folders):
+    """Key, open, annotate, pause, resume, show, seal, and what was counted."""
+
+    async def main():
+        folder = folders["words"]
+        proxy = Proxy(ScriptedEngine(folder, ["left", "right"]), Renderer(folder))
+        async with (
+            serve(proxy, app=create_app(proxy, admin_key="k")) as url,
+            httpx.AsyncClient(base_url=url) as agent,
+            httpx.AsyncClient(base_url=url, headers={"Authorization": "Bearer k"}) as trainer,
+        ):
+            opened = (await trainer.post("/sessions", json={"trial_id": "t.0"})).json()
+            cap, control = opened["cap"], f"/sessions/{opened['cap']}"
+            for refused in (
+                agent.post("/sessions", json={"trial_id": "t.1"}), agent.post(f"{control}/seal"),
+                agent.post("/pause"), agent.post("/resume", json={"version": 0}),
+                agent.post(f"{control}/annotate", json={"reward": 9}), agent.get(control),
+                agent.get(f"/s/{cap}/view"),
+            ):  # fmt: skip
+                answer = await refused
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "admin_key_needed"
+            assert (await chat(agent, cap)).status_code == 200
+            assert (await trainer.post("/pause")).json() == {"paused": True}
+            waiting = asyncio.create_task(chat(agent, cap))
+            await asyncio.sleep(0.1)
+            assert len(proxy.engine.log) == 1 and not waiting.done()
+            for body in ({}, {"version": "1"}, {"version": 7}):
+                assert (await trainer.post("/resume", json=body)).status_code == 400
+            assert (await trainer.post("/resume", json={"version": 0})).status_code == 200
+            assert (await waiting).status_code == 200 and len(proxy.engine.log) == 2
+            noted = await trainer.post(f"{control}/annotate", json={"reward": 0.5})
+            assert noted.json() == {"reward": 0.5}
+            shown = from_json((await trainer.get(control)).text)
+            assert len(shown.turns) == 2 and shown.incomplete == ("not sealed",)
+            sealed = from_json((await trainer.post(f"{control}/seal")).text)
+            assert sealed.notes == {"reward": 0.5} and sealed.incomplete == ()
+            assert (await trainer.get("/sessions/none")).status_code == 404
+            assert (await trainer.post(f"{control}/annotate", json={})).status_code == 409
+            metrics = (await agent.get("/metrics")).text
+            assert 'nanoswe_proxy_errors_total{status="401"} 7\n' in metrics
+            assert 'nanoswe_proxy_matched_total{level="0"} 2\n' in metrics
+
+    asyncio.run(main())

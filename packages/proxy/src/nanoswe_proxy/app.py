@@ -8,6 +8,7 @@ reading them whole. Control routes exist only with `control=True`.
 
 import asyncio
 import json
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -22,9 +23,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from nanoswe_proxy import view, wire
+from nanoswe_proxy import export, view, wire
 from nanoswe_proxy.dialects import Request, Stream, chat, messages, responses
-from nanoswe_proxy.errors import BadRequest, ProxyError, TooLarge
+from nanoswe_proxy.errors import BadRequest, Forbidden, ProxyError, TooLarge
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
@@ -89,8 +90,22 @@ class _Reply(Response):
 class _Routes:
     """The handlers of one proxy."""
 
-    def __init__(self, proxy: Proxy, on_seal: Callable[[Trajectory], None] | None) -> None:
-        self.proxy, self.on_seal = proxy, on_seal
+    def __init__(
+        self, proxy: Proxy, on_seal: Callable[[Trajectory], None] | None, admin_key: str
+    ) -> None:
+        self.proxy, self.on_seal, self.admin_key = proxy, on_seal, admin_key
+
+    def guarded(self, handler: Callable) -> Callable:
+        """A control route: only for whoever has the admin's key, if there is one."""
+
+        async def checked(request: HttpRequest) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if self.admin_key and not secrets.compare_digest(given, self.admin_key):
+                raise Forbidden("this route needs the admin's key as its bearer")
+            answer: Response = await handler(request)
+            return answer
+
+        return checked
 
     def speak(self, dialect: Any, count: bool = False) -> Callable:
         """The handler of a dialect's calls; with `count`, of its question how long a prompt is."""
@@ -140,6 +155,27 @@ class _Routes:
             self.on_seal(trajectory)
         return Response(trajectory.to_json(), media_type="application/json")
 
+    async def pause(self, request: HttpRequest) -> Response:
+        await self.proxy.pause()
+        return JSONResponse({"paused": True})
+
+    async def resume(self, request: HttpRequest) -> Response:
+        version = wire.loads(await _body(request)).get("version")
+        if type(version) is not int or version < 0:
+            raise BadRequest(f"version = {version!r}: it must be a number from 0 on")
+        await self.proxy.resume(version)
+        return JSONResponse({"paused": False, "version": version})
+
+    async def annotate(self, request: HttpRequest) -> Response:
+        session = self.proxy.live(request.path_params["cap"]).session
+        session.annotate(wire.loads(await _body(request)))
+        return JSONResponse(session.notes)
+
+    async def show(self, request: HttpRequest) -> Response:
+        """The trajectory so far; an open session's is incomplete, and says so."""
+        trajectory = export.trajectory(self.proxy.live(request.path_params["cap"]).session)
+        return Response(trajectory.to_json(), media_type="application/json")
+
     async def view(self, request: HttpRequest) -> Response:
         return HTMLResponse(view.page(self.proxy.live(request.path_params["cap"]).session))
 
@@ -148,7 +184,8 @@ class _Routes:
         return JSONResponse({"status": "ok", "version": version, "open_sessions": sessions})
 
     async def metrics(self, request: HttpRequest) -> Response:
-        lines = [f"nanoswe_proxy_{k}_total {v}" for k, v in sorted(self.proxy.counts.items())]
+        series = ((*k.partition("{"), v) for k, v in sorted(self.proxy.counts.items()))
+        lines = [f"nanoswe_proxy_{name}_total{a}{b} {v}" for name, a, b, v in series]
         lines.append(f"nanoswe_proxy_open_sessions {self.proxy.open_sessions}")
         return PlainTextResponse("\n".join(lines) + "\n")
 
@@ -157,18 +194,19 @@ class _Routes:
             shaped = BadRequest(f"{request.method} {request.url.path}: {error.detail}")
             return JSONResponse(shaped.body(), error.status_code)
         assert isinstance(error, ProxyError)
-        self.proxy.counts[f"errors_{error.status}"] += 1
+        self.proxy.counts[f'errors{{status="{error.status}"}}'] += 1
         dialect = getattr(request.state, "dialect", chat)
         return JSONResponse(dialect.error(error), error.status)
 
 
 def create_app(
-    proxy: Proxy, *, control: bool = True, on_seal: Callable[[Trajectory], None] | None = None
-) -> Starlette:
+    proxy: Proxy, *, control: bool = True, on_seal: Callable[[Trajectory], None] | None = None,
+    admin_key: str = "",
+) -> Starlette:  # fmt: skip
     """The ASGI application. `control` adds the routes that open, show and seal sessions; keep
-    agents away from them.
+    agents away from them, or give them a key.
     """
-    to = _Routes(proxy, on_seal)
+    to = _Routes(proxy, on_seal, admin_key)
     routes = [Route("/healthz", to.health), Route("/metrics", to.metrics)]
     for at in ("/s/{cap}/v1", "/v1"):
         count = to.speak(messages, count=True)
@@ -176,14 +214,13 @@ def create_app(
         routes += [Route(f"{at}/messages/count_tokens", count, methods=["POST"])]
         routes += [Route(f"{at}/{p}", to.speak(d), methods=["POST"]) for p, d in DIALECTS.items()]
     if control:
-        routes += [
-            Route("/sessions", to.open, methods=["POST"]),
-            Route("/sessions/{cap}/seal", to.seal, methods=["POST"]),
-            Route("/s/{cap}/view", to.view),
-        ]
-    return Starlette(
-        routes=routes, exception_handlers={ProxyError: to.error, HTTPException: to.error}
-    )
+        posted = {"/sessions": to.open, "/sessions/{cap}/seal": to.seal, "/pause": to.pause,
+                  "/resume": to.resume, "/sessions/{cap}/annotate": to.annotate}  # fmt: skip
+        routes += [Route(p, to.guarded(h), methods=["POST"]) for p, h in posted.items()]
+        shown = {"/sessions/{cap}": to.show, "/s/{cap}/view": to.view}
+        routes += [Route(p, to.guarded(h)) for p, h in shown.items()]
+    handlers = dict.fromkeys((ProxyError, HTTPException), to.error)
+    return Starlette(routes=routes, exception_handlers=handlers)
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ Exit codes: 0 fine, 2 could not run (one line on stderr says why).
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from importlib.metadata import version
@@ -13,6 +14,8 @@ from pathlib import Path
 import click
 
 from nanoswe_proxy.errors import ProxyError
+
+ADMIN = "NANOSWE_ADMIN_KEY"
 
 
 @click.group()
@@ -37,7 +40,7 @@ def serve(
     engine: str, tokenizer: Path, host: str, port: int, trajectories: Path | None,
     logs: Path | None, **defaults: float,
 ) -> None:  # fmt: skip
-    """Serve until interrupted."""
+    """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
     from nanoswe_proxy.app import create_app
     from nanoswe_proxy.app import serve as running
     from nanoswe_proxy.engine import load_engine
@@ -57,7 +60,8 @@ def serve(
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)
-        async with running(proxy, host, port, app=create_app(proxy, on_seal=keep)) as url:
+        app = create_app(proxy, on_seal=keep, admin_key=os.environ.get(ADMIN, ""))
+        async with running(proxy, host, port, app=app) as url:
             click.echo(f"listening on {url}", err=True)
             await stop.wait()
 

@@ -31,6 +31,10 @@ class ContextLengthError(BadRequest):
         )
 
 
+class Forbidden(ProxyError):
+    status, code = 401, "admin_key_needed"
+
+
 class UnknownSession(ProxyError):
     status, code = 404, "unknown_session"
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nanoswe_proxy import export
 from nanoswe_proxy.dialects import Request
-from nanoswe_proxy.engine.base import Engine, Sampled
+from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
 from nanoswe_proxy.errors import BadRequest, EngineError, ProxyError, SealedError, UnknownSession
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
@@ -130,6 +130,20 @@ class Proxy:
         await self.engine.release(cap)
         return trajectory
 
+    async def pause(self) -> None:
+        """New calls wait; an engine that can be paused cuts off those in flight until `resume`."""
+        self.open_gate.clear()
+        if isinstance(self.engine, Pausable):
+            await self.engine.pause()
+
+    async def resume(self, version: int) -> None:
+        """From here on the weights are those of `version`."""
+        if isinstance(self.engine, Pausable):
+            await self.engine.resume(version)
+        elif version != self.engine.version:
+            raise BadRequest(f"the engine's own version is {self.engine.version}, not {version}")
+        self.open_gate.set()
+
     def live(self, cap: str) -> _Live:
         """The open session of a capability."""
         if cap in self._live:
@@ -171,8 +185,8 @@ class Proxy:
         live.exchanges = kept | {digest: exchange}
         context = call.node.parent
         fork = context.fork if len(context.children) == 1 else ""
-        more = {"calls": 1, "prompt_tokens": len(call.ids), f"matched_{place.level}": 1}
-        self.counts.update(more | ({f"forks_{fork}": 1} if fork else {}))
+        more = {"calls": 1, "prompt_tokens": len(call.ids), f'matched{{level="{place.level}"}}': 1}
+        self.counts.update(more | ({f'forks{{reason="{fork}"}}': 1} if fork else {}))
         return exchange
 
     async def count(self, cap: str, request: Request) -> int:

@@ -6,7 +6,7 @@ It must not emit a token that it does not want recorded: every yielded token is 
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,12 @@ class Engine(Protocol):
     async def release(self, session: str) -> None:
         """The session is sealed: its KV cache may go."""
         ...
+
+
+@runtime_checkable
+class Pausable(Protocol):
+    """An engine whose weights are changed from outside, between `pause` and `resume`."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self, version: int) -> None: ...
