@@ -133,7 +133,7 @@ class RemoteEngine:
     def _text(self, session: str, ids: "array[int]") -> bytes:
         """`ids` as JSON numbers; what goes on from the session's last prompt is written alone."""
         held, text = self._texts.get(session, (array("I"), b""))
-        if not text or ids[: len(held)] != held:
+        if not text or ids[: len(held)].tobytes() != held.tobytes():  # arrays compare slowly
             held, text = array("I"), b""
         fresh = str(ids[len(held) :].tolist())[1:-1].encode()
         text = b",".join(t for t in (text, fresh) if t)

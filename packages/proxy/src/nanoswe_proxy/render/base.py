@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product, takewhile
+from itertools import chain, product, takewhile
 from pathlib import Path
 
 from nanoswe_proxy.errors import RenderError, TemplateRefused, Unextendable
@@ -217,7 +217,7 @@ def _recent_thought(history: Messages) -> str:
 
 def _join(parts: Iterable[Encoded]) -> Encoded:
     ids, kinds = zip(*parts, strict=True)
-    return Encoded(tuple(i for part in ids for i in part), "".join(kinds))
+    return Encoded(tuple(chain.from_iterable(ids)), "".join(kinds))
 
 
 def _prove(renderer: Renderer) -> int:

@@ -103,9 +103,10 @@ class Codec:
                     piece = self.structure.sub(lambda m: self._secret[m[0]], piece)
                 text += clean(piece)
         encoding = self._content.encode(text, add_special_tokens=False)
-        if [i for i in encoding.ids if i in self._ids] != [i for i in structure if i in self._ids]:
+        ids = tuple(encoding.ids)
+        if [i for i in ids if i in self._ids] != [i for i in structure if i in self._ids]:
             raise RenderError("content was about to encode to a structural token")
-        return Encoded(tuple(encoding.ids), _kinds(encoding, edges))
+        return Encoded(ids, _kinds(encoding, edges))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, structural tokens spelled out."""
@@ -123,8 +124,12 @@ def map_strings(value: Any, change: Callable[[str], str], keys: Callable[[str], 
 
 def _kinds(encoding: Encoding, edges: list[tuple[int, str]]) -> str:
     """One letter per id; a token that straddles an edge belongs to the side where it starts."""
-    offsets = encoding.offsets
-    cuts = [bisect_left(offsets, at, key=lambda span: span[0]) for at, _ in edges] + [len(offsets)]
+    tokens = range(len(encoding))  # asked one by one: a list of all offsets would stall the loop
+
+    def start(token: int) -> int:
+        return encoding.token_to_chars(token)[0]
+
+    cuts = [*(bisect_left(tokens, at, key=start) for at, _ in edges), len(tokens)]
     return "".join(k * (b - a) for (_, k), a, b in zip(edges, cuts[:-1], cuts[1:], strict=True))
 
 
