@@ -25,11 +25,9 @@ WAYS = pytest.mark.parametrize(("kind", "tokens_path"), KINDS, ids=["vllm", "tok
 
 async def hang_up(engine) -> None:
     """Close what is kept open between calls; a server would, a test must."""
-    await engine.client.aclose()
-
-
-def connections(engine) -> list:
-    return engine.client._transport._pool.connections
+    for _, _, writer in engine.upstream._idle:
+        writer.close()
+        await writer.wait_closed()
 
 
 @asynccontextmanager
@@ -70,7 +68,7 @@ def test_tokens_logprobs_and_the_prompt_pass_unchanged(folder, kind, tokens_path
                 assert entry.sampling.temperature == 0.7
                 assert entry.sampling.stop_ids == sampling(folder).stop_ids
             assert len(server.engine.log[2].sampled) == 60  # cut at max_tokens, nothing lost
-            assert len(connections(engine)) == 1  # one connection did it all
+            assert len(engine.upstream._idle) == 1  # one connection did it all
 
     asyncio.run(main())
 
@@ -148,7 +146,7 @@ def test_a_client_that_goes_away_hangs_up(folder, kind, tokens_path):
                 await asyncio.sleep(0.01)
                 if server.hung_up:
                     break
-            assert server.hung_up == 1 and connections(engine) == []
+            assert server.hung_up == 1 and engine.upstream._idle == []
 
     asyncio.run(main())
 
@@ -166,7 +164,7 @@ def test_faults_are_one_clear_error(folders, monkeypatch):
                 await sample(engine, folder)
             server.fault = None
             assert len(await sample(engine, folder)) == 2
-            await connections(engine)[0].aclose()  # gone stale: replaced without a word
+            engine.upstream._idle[0][2].close()  # gone stale: replaced without a word
             assert len(await sample(engine, folder)) == 2
             silent = [{"tokens": ["token_id:5"], "token_logprobs": [x]} for x in (None, -9999.0)]
             for broken, says in (
@@ -178,7 +176,7 @@ def test_faults_are_one_clear_error(folders, monkeypatch):
                 async def events(*_, broken=broken):
                     yield json.dumps(broken).encode()
 
-                monkeypatch.setattr(engine, "_events", events)
+                monkeypatch.setattr(engine.upstream, "events", events)
                 with pytest.raises(EngineError, match=says):
                     await sample(engine, folder)
             monkeypatch.undo()

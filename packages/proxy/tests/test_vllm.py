@@ -164,7 +164,9 @@ def test_a_conversation_is_scored_by_the_engine_as_it_was_recorded(vllm_url, mod
 
 async def hang_up(engine) -> None:
     """Close what is kept open between calls; a server would, a test must."""
-    await engine.client.aclose()
+    for _, _, writer in engine.upstream._idle:
+        writer.close()
+        await writer.wait_closed()
 
 
 def sampling(most: int, key: str = "k") -> Sampling:

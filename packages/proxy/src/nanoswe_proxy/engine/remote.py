@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from nanoswe_proxy.engine.base import Sampled, Sampling
+from nanoswe_proxy.engine.upstream import Upstream
 from nanoswe_proxy.errors import EngineError
 
 KEY, TOKENS_PATH = "NANOSWE_ENGINE_KEY", "/inference/v1/generate"
@@ -38,12 +39,7 @@ class RemoteEngine:
     path, pause_path, resume_path = "/v1/completions", "/pause", "/resume"
 
     def __init__(self, url: str, key: str, model: str, max_context: int) -> None:
-        # servers close what is idle for longer than two seconds or so (uvicorn: 5 s)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
-        patience, headers = httpx.Timeout(900, connect=10), {"Authorization": f"Bearer {key}"}
-        self.client = httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=patience, limits=limits
-        )
+        self.upstream, self.headers = Upstream(url, key), {"Authorization": f"Bearer {key}"}
         self.model, self.max_context, self.version = model, max_context, 0
         self._running = asyncio.Event()
         self._running.set()
@@ -78,7 +74,8 @@ class RemoteEngine:
             left, salt = sampling.max_tokens - before, f"{_digest(session)}.{version}"
             head, tail = json.dumps(self._request(PLAIN | stops, left, seed, salt)).split('"IDS"')
             text = self._text(session, array("I", ids) + got)
-            async with aclosing(self._events(head.encode() + text + tail.encode())) as events:
+            stream = self.upstream.events(self.path, head.encode(), text, tail.encode())
+            async with aclosing(stream) as events:
                 async for event in events:
                     if event == b"[DONE]":
                         continue
@@ -108,25 +105,9 @@ class RemoteEngine:
         self.version = version
         self._running.set()
 
-    async def _events(self, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The answer's events. To close the generator hangs up, so that nobody waits in vain."""
-        where, rest = f"{self.client.base_url}{self.path[1:]}", b""
-        kind = {"Content-Type": "application/json"}
-        try:
-            async with self.client.stream("POST", self.path, content=body, headers=kind) as answer:
-                if answer.status_code != 200:
-                    said = (await answer.aread())[:2000].decode("utf-8", "replace")
-                    raise EngineError(f"{where} answered {answer.status_code} {said}")
-                async for part in answer.aiter_raw():
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        if line.startswith(b"data:"):
-                            yield line[5:].strip()
-        except httpx.HTTPError as error:
-            raise EngineError(f"{where}: {type(error).__name__}: {error}") from error
-
     async def _command(self, path: str, body: dict[str, str]) -> None:
-        answer = await self.client.post(path, params=body, json=body)
+        async with httpx.AsyncClient(headers=self.headers, timeout=600) as client:
+            answer = await client.post(self.upstream.url + path, params=body, json=body)
         if answer.is_error:
             raise EngineError(f"{path} answered {answer.status_code}: is VLLM_SERVER_DEV_MODE=1?")
 
