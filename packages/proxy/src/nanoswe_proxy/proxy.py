@@ -10,9 +10,11 @@ Refuses unknown capabilities (404) and sealed sessions (409).
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,7 @@ from nanoswe_proxy.render.types import Delta
 from nanoswe_proxy.session import Prepared, Session
 from nanoswe_proxy.state import Policy, replay
 from nanoswe_proxy.trajectory import Trajectory
+from nanoswe_proxy.tree import Context, Place
 
 KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
 KEEP_ALIVE_SEC = 15.0
@@ -74,6 +77,8 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self.open_gate = asyncio.Event()
         self.open_gate.set()
+        # Fewer than there are processors: the loop's thread always has one.
+        self._encoders = ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1))
         self._live: dict[str, _Live] = {}
         self._sealed: OrderedDict[str, Trajectory] = OrderedDict()
         for path in sorted(logs.glob("*.log")) if logs else ():
@@ -162,7 +167,7 @@ class Proxy:
         are placed in the order in which they came; encoding takes a thread.
         """
         live, loop = self.live(cap), asyncio.get_running_loop()
-        session, messages, tools = live.session, request.messages, request.tools
+        session, messages = live.session, request.messages
         digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
         known = live.exchanges.get(digest)
         if known is None and (answered := session.unreceived(digest)):  # before a crash
@@ -173,8 +178,8 @@ class Proxy:
             self.counts["replayed"] += 1
             return known
         async with live.lock:
-            place = session.locate(messages, tools)
-            context = await asyncio.to_thread(session.draft, place, messages, tools)
+            place = session.locate(messages, request.tools)
+            context = await self._draft(session, place, request)
             call = session.admit(place, context, len(messages), request.requested, digest)
         exchange = Exchange(call, loop.create_future(), key=key)
         exchange.task = task = asyncio.create_task(self._generate(session, exchange))
@@ -192,9 +197,8 @@ class Proxy:
     async def count(self, cap: str, request: Request) -> int:
         """The tokens that the request's prompt would have."""
         session = self.live(cap).session
-        asked = (request.messages, request.tools)
-        place = session.locate(*asked)
-        return len(session.prompt(await asyncio.to_thread(session.draft, place, *asked)))
+        place = session.locate(request.messages, request.tools)
+        return len(session.prompt(await self._draft(session, place, request)))
 
     async def follow(self, exchange: Exchange) -> AsyncIterator[list[Delta]]:
         """What the reply says while it is sampled; nothing, now and then, while nothing comes.
@@ -229,6 +233,10 @@ class Proxy:
         self.counts["orphaned"] += cap in self._live
         if begun and exchange.task and exchange.task.cancel():
             self.counts["aborted"] += 1
+
+    async def _draft(self, session: Session, place: Place, request: Request) -> Context:
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(self._encoders, session.draft, place, request.messages, request.tools)
 
     async def _generate(self, session: Session, exchange: Exchange) -> None:
         call = exchange.call

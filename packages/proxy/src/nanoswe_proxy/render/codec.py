@@ -127,7 +127,7 @@ def _kinds(encoding: Encoding, edges: list[tuple[int, str]]) -> str:
     tokens = range(len(encoding))  # asked one by one: a list of all offsets would stall the loop
 
     def start(token: int) -> int:
-        return encoding.token_to_chars(token)[0]
+        return (encoding.token_to_chars(token) or (0, 0))[0]
 
     cuts = [*(bisect_left(tokens, at, key=start) for at, _ in edges), len(tokens)]
     return "".join(k * (b - a) for (_, k), a, b in zip(edges, cuts[:-1], cuts[1:], strict=True))
