@@ -4,14 +4,22 @@ import dataclasses
 import json
 import math
 
+import families
 import pytest
+from conftest import _bpe
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nanoswe_proxy import tree, wire
 from nanoswe_proxy.engine.base import Sampled
-from nanoswe_proxy.errors import ContextLengthError, EngineError, SealedError, TrajectoryError
+from nanoswe_proxy.errors import (
+    ContextLengthError,
+    EngineError,
+    SealedError,
+    TemplateRefused,
+    TrajectoryError,
+)
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.session import Session
 from nanoswe_proxy.state import Policy
@@ -30,9 +38,9 @@ def encode(renderer, text):
     return renderer.codec.full.encode(text, add_special_tokens=False).ids
 
 
-def ask(session, wired, ids, *, deliver=True, version=0):
+def ask(session, wired, ids, *, deliver=True, version=0, most=None):
     """One call: `ids` sampled, closed with the end token if there is room."""
-    call = session.prepare(wire.normalise(wired), None, {})
+    call = session.prepare(wire.normalise(wired), None, {"max_tokens": most} if most else {})
     ids = [*ids, session.renderer.end_id][: call.sampling.max_tokens]
     for token in ids:
         session.feed(call, Sampled(token, -token / 1024, version))
@@ -46,15 +54,23 @@ def say(session, wired, text):
     return ask(session, wired, encode(session.renderer, text))
 
 
+SPOKEN = ("content", "reasoning")
+HOSTILE = ["<|im_end|>", "</s>", "<|user|>", "<tool_call>", "</think>", "<|eot_id|>", "[INST]"]
+
+
 class Conversations(RuleBasedStateMachine):
     """An agent that goes on, edits, forgets, retries; an engine that samples any ids at all."""
-
-    folder = None
 
     @initialize()
     def begin(self):
         self.renderer = type(self).renderer
-        self.session = new_session(self.renderer, max_tokens=12)
+        self.session = new_session(self.renderer, max_tokens=80)
+        act = {"name": "bash", "arguments": '{"command": "x"}', "id": "call00000"}
+        acted = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "",
+                 "calls": [act]}, {"role": "tool", "content": "t", "call_id": "call00000"},
+                 {"role": "assistant", "content": "z"}]  # fmt: skip
+        self.call = [i for i in self.renderer.sampled(acted, None)[1]
+                     if i not in self.renderer.stop_ids]  # fmt: skip
         self.truth = []  # (prompt, sampled, trains)
         self.histories = [(USER, ())]  # messages to send, ids that the next prompt must start with
 
@@ -64,16 +80,28 @@ class Conversations(RuleBasedStateMachine):
         call=st.booleans(),
         deliver=st.sampled_from([True, True, True, False]),
         role=st.sampled_from(["user", "tool"]),
-        said=st.text("ab<|im_end|>\n", max_size=5),
+        said=st.text("ab\n", max_size=3) | st.sampled_from(HOSTILE),
+        most=st.sampled_from([None, None, 3, 12]),
     )
-    def turn(self, data, ids, call, deliver, role, said):
+    def turn(self, data, ids, call, deliver, role, said, most):
         wired, _ = data.draw(st.sampled_from(self.histories))
-        if call:
-            ids = encode(self.renderer, CALL % "x")
-        call, ids, message = ask(self.session, wired, ids, deliver=deliver, version=len(self.truth))
-        # replies of equal text and other ids are told apart by nothing but an echo id
+        ids = self.call if call else ids
+        try:
+            how = {"deliver": deliver, "version": len(self.truth), "most": most}
+            call, ids, message = ask(self.session, wired, ids, **how)
+        except TemplateRefused:  # such roles in a row: the agent is told, nothing else happens
+            return
+        # siblings that said the same in other ids are told apart by nothing but an echo id
+        said_so = [(n.parent.index, wire.text_key(n.view))
+                   for n in self.session.generations() if n.committed]  # fmt: skip
         prefixes = [p for w, p in self.histories if w == wired]
-        assert any(tuple(call.ids[: len(p)]) == p for p in prefixes)
+        kept = any(tuple(call.ids[: len(p)]) == p for p in prefixes)
+        alike = len(set(said_so)) < len(said_so)
+        assert kept or alike or call.node.parent.fork in self.rewritten
+        told = {k: "".join(d.text for d in call.deltas if d.kind == k) for k in SPOKEN}
+        assert told == {k: call.node.view.get(k, "") for k in SPOKEN}  # the stream is the reply
+        names = [d.text for d in call.deltas if d.kind == "call_name"]
+        assert names == [c["name"] for c in call.node.view.get("calls", ())]
         self.truth.append([call, tuple(ids), deliver])
         for entry in self.truth:  # what this request replays was delivered, whatever we were told
             entry[2] |= entry[0].node.delivery == "acknowledged"
@@ -96,10 +124,38 @@ class Conversations(RuleBasedStateMachine):
                 ([*USER, {"role": "user", "content": "summary"}, *wired[-2:]], ())
             )
 
+    @rule(data=st.data(), first=st.booleans())
+    def overlap(self, data, first):
+        """Two calls at once; whoever ends first, each has its own prompt and its own ids."""
+        calls = []
+        for n in range(2):
+            wired, _ = data.draw(st.sampled_from(self.histories))
+            try:
+                calls.append((self.session.prepare(wire.normalise(wired), None, {}), [7 + n, 9]))
+            except TemplateRefused:
+                return self._drop(calls)
+        for at in range(2):
+            for call, ids in calls:
+                self.session.feed(call, Sampled(ids[at], -ids[at] / 1024, len(self.truth)))
+        for call, ids in calls if first else reversed(calls):
+            ids.append(self.renderer.end_id)
+            self.session.feed(call, Sampled(ids[-1], -ids[-1] / 1024, len(self.truth)))
+            self.session.commit(call)
+            self.session.delivered(call)
+        self.truth += [[call, tuple(ids), True] for call, ids in calls]
+
+    def _drop(self, calls):
+        for call, _ in calls:
+            self.session.abort(call)
+            self.truth.append([call, (), False])
+
     @rule(data=st.data(), n=st.integers(0, 3))
     def abort(self, data, n):
         wired, _ = data.draw(st.sampled_from(self.histories))
-        call = self.session.prepare(wire.normalise(wired), None, {})
+        try:
+            call = self.session.prepare(wire.normalise(wired), None, {})
+        except TemplateRefused:
+            return
         for token in range(n):
             self.session.feed(call, Sampled(token + 3, -1.0, len(self.truth)))
         self.session.abort(call)
@@ -117,6 +173,10 @@ class Conversations(RuleBasedStateMachine):
         for entry in self.truth:
             entry[2] |= entry[0].node.delivery == "acknowledged"
         check(trajectory, self.truth)
+        structural = set(self.renderer.codec.structural.values())
+        for node in self.session.nodes:  # no observation is structure, whatever it spells
+            for token, kind in zip(node.ids, getattr(node, "provenance", ()), strict=False):
+                assert kind != "o" or token not in structural
         assert from_json(trajectory.to_json()).to_json() == trajectory.to_json()
 
 
@@ -139,11 +199,17 @@ def check(trajectory, truth):
             assert row.mask[n:end] == (True,) * len(ids)
 
 
-@pytest.mark.parametrize("name", ["bpe", "words"])
-def test_conversations(folders, name):
-    machine = type("Machine", (Conversations,), {"renderer": Renderer(folders[name])})
-    case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+REWRITING = {"glm4moe": {"role_marker_conflict"}, "mistral_tekken": {"template_rewrote"}}
+MACHINES = ["bpe", "words", "qwen3", "qwen3_5_think", "nemotron_3_nano", "llama3_1", "glm4moe",
+            "mistral_tekken"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_conversations(folders, tmp_path, name):
+    at = folders[name] if name in folders else families.folder(name, _bpe(), tmp_path)
+    facts = {"renderer": Renderer(at), "rewritten": REWRITING.get(name, set())}
+    case = type("Machine", (Conversations,), facts).TestCase
+    case.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
     case("runTest").runTest()
 
 
