@@ -132,6 +132,18 @@ def test_an_evaluation_that_was_killed_goes_on(
         assert ids[0] == ids[1]
 
 
+def test_a_run_starts_from_another_ones_export(
+    recipe: Path, finished: Path, tmp_path: Path
+) -> None:
+    keys = (f"init={finished / 'export'}", "sft.steps=0", "train.steps=0")
+    subprocess.run(command(recipe, tmp_path, *keys), check=True, capture_output=True, timeout=300)
+    first, again = (load_decoder(run / "export") for run in (finished, tmp_path / "toy"))
+    assert all((p == q).all() for p, q in zip(first.parameters(), again.parameters(), strict=True))
+    names = {path.name for path in (finished / "export").iterdir()}
+    assert {path.name for path in (tmp_path / "toy" / "export").iterdir()} == names
+    assert "chat_template.jinja" in names and not (tmp_path / "toy" / "model").exists()
+
+
 def test_trials_that_cannot_be_judged_end_in_one_line(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "nano").mkdir(parents=True)
     broken = [f"tasks.mirror={tmp_path / 'mirror'}", "sft.steps=0"]

@@ -8,6 +8,7 @@ it was. Refuses a folder made by another recipe.
 
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,8 +69,8 @@ class Run:
         self.tasks = recipe.tasks.chosen(tasks)
         heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
         self.heldout = recipe.tasks.chosen(heldout)
-        self.model_dir = folder / "model"
-        if not (self.model_dir / "config.json").exists():
+        self.model_dir = recipe.init or folder / "model"
+        if not recipe.init and not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)
         self.renderer = Renderer(self.model_dir)
         tokens = self.renderer.codec.full
@@ -259,8 +260,10 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
         finally:
             run.compute.shutdown(cancel_futures=True)
         save_decoder(run.decoder, folder / "export")
-        for name in ("tokenizer.json", "chat_template.jinja"):
-            (folder / "export" / name).write_bytes((run.model_dir / name).read_bytes())
+        for path in run.model_dir.iterdir():  # the tokenizer's files and the chat template
+            target = folder / "export" / path.name
+            if path.suffix in (".json", ".jinja", ".model") and not target.exists():
+                shutil.copyfile(path, target)
     attempts = {"sampled": recipe.eval.attempts, "greedy": 1}
     return Summary(
         before={k: eval_metrics(before[k], n) for k, n in attempts.items()},

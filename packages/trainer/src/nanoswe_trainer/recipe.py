@@ -138,6 +138,8 @@ class ClusterSection(Section):
 
 
 class TrainRecipe(Recipe):
+    init: Path | None = None
+    """The Hugging Face folder to start from; unset: the demo's tiny model, made from the seed."""
     sft: SftSection = SftSection()
     train: TrainSection = TrainSection()
     cluster: ClusterSection = ClusterSection()
