@@ -131,6 +131,36 @@ def test_specs_are_complete() -> None:
     assert len(gym) == 416
 
 
+GYM_IDS = HERE.parents[3] / "shared/data/swe_gym/instance_ids.json"
+GYM = list(json.loads(GYM_IDS.read_text())) if GYM_IDS.is_file() else []
+NAMES = {
+    "Project-MONAI__MONAI-1121": "xingyaoww/sweb.eval.x86_64.project-monai_s_monai-1121",
+    "python__mypy-10174": "xingyaoww/sweb.eval.x86_64.python_s_mypy-10174",
+    "django__django-10097": "swebench/sweb.eval.x86_64.django_1776_django-10097:latest",
+    "scikit-learn__scikit-learn-10297": (
+        "swebench/sweb.eval.x86_64.scikit-learn_1776_scikit-learn-10297:latest"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *GYM])
+def test_an_id_has_one_image_of_each_kind(name: str) -> None:
+    """SWE-bench's and SWE-Gym's rules for `__`, exact, lower case whatever the id is."""
+    owner, rest = name.split("__")
+    repo = f"{owner}/{rest.rsplit('-', 1)[0]}"
+    version = next(iter(_specs()[repo.lower()]))
+    row = Instance.model_validate(
+        adapt(VERIFIED[0] | {"instance_id": name, "repo": repo, "version": version})
+    )
+    profile, spec = spec_of(row)
+    gym = f"xingyaoww/sweb.eval.x86_64.{owner}_s_{rest}".lower()
+    assert image_name(row, profile, spec) == NAMES.get(name, gym)
+    built = image_name(row, profile, spec, "built")
+    assert built == f"nanoswe/env:{owner}__{rest.rsplit('-', 1)[0]}-".lower() + (
+        f"{version}-{spec.digest[:12]}"
+    )
+
+
 def test_a_sample_is_the_same_in_any_order() -> None:
     rows = [
         Instance.model_validate(
