@@ -126,13 +126,12 @@ class Sandbox(ABC):
         beginning = asyncio.ensure_future(self._begin(command, capture))
         try:
             running = await asyncio.shield(beginning)
-        except asyncio.CancelledError:
-            await self._finish(await beginning)
-            raise
-        try:
             timed_out = not (await asyncio.wait((running.ended,), timeout=seconds))[0]
-        finally:
-            await asyncio.shield(self._finish(running))
+        except asyncio.CancelledError:
+            with suppress(SandboxError):  # it may be dead, but the cancellation goes on
+                await asyncio.shield(self._finish(await beginning))
+            raise
+        await asyncio.shield(self._finish(running))
         exit_code = TIMED_OUT if timed_out else running.ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
 
