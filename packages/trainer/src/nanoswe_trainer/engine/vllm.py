@@ -203,7 +203,8 @@ async def serve_vllm(
         "--max-model-len": max_context, "--max-num-seqs": slots,
         "--worker-extension-cls": "vllm_worker.Weights", "--logprobs-mode": "processed_logprobs",
     }  # fmt: skip
-    command = [str(python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
+    command = ["setpriv", "--pdeathsig=KILL"]  # a trainer that is killed leaves no server behind
+    command += [str(python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
     command += [str(x) for pair in fixed.items() for x in pair]
     command += ["--enable-scale-out", "--skip-tokenizer-init", *options]
     engine = VllmEngine(decoder, folder, command, dtype, max_context, compute)
