@@ -8,6 +8,7 @@ origin that cannot be reached, is silent too long, hangs up, or answers an error
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from nanoswe_proxy.errors import EngineError
@@ -57,6 +58,14 @@ class Upstream:
                 self._idle.append((time.monotonic(), reader, writer))
             elif writer:
                 writer.close()
+
+    async def close(self) -> None:
+        """Hang up the connections that nothing uses."""
+        idle, self._idle = self._idle, []
+        for _, _, writer in idle:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while self._idle:

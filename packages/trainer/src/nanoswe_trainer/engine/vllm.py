@@ -134,7 +134,7 @@ class VllmEngine:
             assert self._process is not None
             await self._process.wait()
             self._up.clear()
-            await self._server().client.aclose()
+            await self._server().upstream.close()
             try:
                 await self.start()
             except (EngineError, OSError, TimeoutError) as error:
@@ -146,7 +146,7 @@ class VllmEngine:
 
     async def stop(self) -> None:
         if self._remote:
-            await self._remote.client.aclose()
+            await self._remote.upstream.close()
         if self._process and self._process.returncode is None:
             self._process.terminate()
             with suppress(TimeoutError):
@@ -162,7 +162,8 @@ class VllmEngine:
 
     async def _load(self, path: Path) -> None:
         body = {"method": "load_folder", "args": [str(path)]}
-        answer = await self._server().client.post("/collective_rpc", json=body)
+        async with httpx.AsyncClient(base_url=self._server().upstream.url, timeout=600) as client:
+            answer = await client.post("/collective_rpc", json=body)
         if answer.is_error:
             raise EngineError(f"vLLM did not take {path}: {answer.status_code} {answer.text[:300]}")
 
