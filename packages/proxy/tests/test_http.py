@@ -5,6 +5,7 @@ socket.
 import asyncio
 import json
 import logging
+import time
 import zlib
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ import pytest
 
 from nanoswe_proxy import app as shell
 from nanoswe_proxy.app import create_app, serve
+from nanoswe_proxy.dialects import chat as chat_dialect
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
@@ -374,5 +376,25 @@ def test_the_trainers_routes(folders):
             metrics = (await agent.get("/metrics")).text
             assert 'nanoswe_proxy_errors_total{status="401"} 7\n' in metrics
             assert 'nanoswe_proxy_matched_total{level="0"} 2\n' in metrics
+
+    asyncio.run(main())
+
+
+def test_a_long_prompt_does_not_stall_the_loop(folders):
+    """While a long prompt is encoded, the loop goes on: its longest wait is a part of the whole."""
+
+    async def main():
+        folder = folders["bpe"]
+        proxy = Proxy(ScriptedEngine(folder, ["x"], max_context=10**6), Renderer(folder))
+        messages = [{"role": "user", "content": "the quick brown fox left + right " * 10_000}]
+        raw, waits, last = json.dumps({"messages": messages}).encode(), [], time.perf_counter()
+        counting = asyncio.create_task(proxy.count(proxy.open("t.0"), chat_dialect.parse(raw)))
+        began = last
+        while not counting.done():
+            await asyncio.sleep(0.001)
+            waits.append(time.perf_counter() - last)
+            last = time.perf_counter()
+        assert await counting > 50_000
+        assert max(waits) < (last - began) / 2
 
     asyncio.run(main())

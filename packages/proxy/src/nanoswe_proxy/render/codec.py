@@ -102,7 +102,8 @@ class Codec:
                     structure += [self.structural[t] for t in self.structure.findall(piece)]
                     piece = self.structure.sub(lambda m: self._secret[m[0]], piece)
                 text += clean(piece)
-        encoding = self._content.encode(text, add_special_tokens=False)
+        # A batch of one: `encode` alone would hold the interpreter's lock all the while.
+        (encoding,) = self._content.encode_batch([text], add_special_tokens=False)
         ids = tuple(encoding.ids)
         if [i for i in ids if i in self._ids] != [i for i in structure if i in self._ids]:
             raise RenderError("content was about to encode to a structural token")
