@@ -98,8 +98,18 @@ def run(
 @FALLBACK
 @click.pass_context
 def sft(context: click.Context, recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
-    """SFT and its evaluation only: RECIPE with train.steps=0."""
+    """SFT only: on sft.data, or on demonstrations and with its evaluation."""
     path = find_recipe(recipe, "sft")
+    loaded = _load(str(path), overrides)
+    if loaded.sft.data:
+        from nanoswe_trainer.loop_sft import finetune
+        from nanoswe_trainer.view import View
+
+        folder = options["runs"] / loaded.name
+        folder.mkdir(parents=True, exist_ok=True)
+        with View() as view:
+            click.echo(finetune(loaded, folder, view))
+        return
     context.invoke(run, recipe=str(path), overrides=(*overrides, "train.steps=0"), **options)
 
 

@@ -40,6 +40,14 @@ class SftSection(Section):
     """The last share of the steps, over which the rate falls linearly to a twentieth."""
     context_weight: float = Field(default=0.1, ge=0)
     """Loss weight of a token that the agent only reads; those it writes weigh 1."""
+    data: tuple[Path, ...] = ()
+    """Files of transcripts (see transcripts.py) to learn from; none: the nano demonstrations."""
+    base: Path | None = None
+    """With data: the Hugging Face folder to begin with; unset: the demo's model, from nothing."""
+    min_reward: float = Field(default=0, ge=0, le=1)
+    """With data: leave out what earned less, or does not say what it earned; 1 is rejection
+    sampling.
+    """
     wrong: tuple[float, ...] = (0.6, 0.2)
     """Chance that a demonstration shows the tempting wrong repair; the bug kinds take turns through
     the list.
@@ -143,6 +151,13 @@ class TrainRecipe(Recipe):
     sft: SftSection = SftSection()
     train: TrainSection = TrainSection()
     cluster: ClusterSection = ClusterSection()
+
+    @field_validator("sft")
+    @classmethod
+    def _found(cls, sft: SftSection) -> SftSection:
+        if (sft.base or sft.min_reward) and not sft.data:
+            raise ValueError("base and min_reward are for sft.data")
+        return sft
 
     @field_validator("train")
     @classmethod
