@@ -11,6 +11,7 @@ import os
 import socket
 import tarfile
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
@@ -159,9 +160,11 @@ class DockerSandbox(Sandbox):
             image, detach=True, network_mode="none", extra_hosts=dict.fromkeys(HOSTS, "127.0.0.1"),
             cap_add=["NET_ADMIN"], labels=_labels(self.task)
         )  # fmt: skip
-        with closing(self._sidecar.logs(stream=True)) as lines:
-            if not any(b"ready" in line for line in lines):
+        while b"ready" not in self._sidecar.logs():
+            self._sidecar.reload()
+            if self._sidecar.status != "running":
                 raise SandboxError(f"{image}: did not start; see docker/fixture")
+            time.sleep(0.05)
         return f"container:{self._sidecar.id}"
 
 
