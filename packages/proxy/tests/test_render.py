@@ -197,6 +197,11 @@ def test_parse(folders, said, status, content, names):
 PIECES = [*NASTY, "</think>", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', "\n\n"]
 
 
+@pytest.fixture(scope="module")
+def bpe(folders):
+    return Renderer(folders["bpe"])
+
+
 def fold(renderer, grammar, ids, truncated):
     reader = Reader(renderer.codec, grammar, renderer.stop_ids)
     reader.feed(ids)
@@ -232,8 +237,8 @@ GRAMMARS = {
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @given(data=st.data())
-def test_a_stream_is_the_reply_however_it_is_cut(folders, grammar, data):
-    renderer = Renderer(folders["bpe"])
+def test_a_stream_is_the_reply_however_it_is_cut(bpe, grammar, data):
+    renderer = bpe
     ids, truncated = data.draw(generations(renderer))
     reader = Reader(renderer.codec, GRAMMARS[grammar], renderer.stop_ids)
     whole = fold(renderer, GRAMMARS[grammar], ids, truncated)
