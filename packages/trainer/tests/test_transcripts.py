@@ -189,7 +189,7 @@ def test_loss_falls_on_real_records_and_a_stopped_run_goes_on(tmp_path: Path) ->
     assert done.exit_code == 0, done.output
     whole = numbers(tmp_path / "a/found")
     assert len(whole) == 6 and whole[-1]["loss"] < 0.7 * whole[0]["loss"]
-    assert load_decoder(Path(done.output.strip())).config.vocab_size
+    assert load_decoder(Path(done.stdout.strip())).config.vocab_size
     masks = (tmp_path / "a/found/masks.txt").read_text()
     assert masks.count("<|im_end|>⟧") == masks.count("⟦") > 4
 
