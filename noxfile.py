@@ -112,6 +112,15 @@ def templates(session: nox.Session) -> None:
 
 
 @nox.session
+def parity(session: nox.Session) -> None:
+    """The trainer's losses and gradients against TRL's."""
+    install(session, "trl==1.16.0", *TESTING, packages=(*SIBLINGS["trainer"], "trainer"))
+    tests = "packages/trainer/tests/test_parity.py"
+    # what these libraries warn about among themselves is not ours to fail on
+    session.run("pytest", tests, "-m", "interop", "-W", "default", *session.posargs)
+
+
+@nox.session
 def clients(session: nox.Session) -> None:
     """Real Python clients and agents against the proxy."""
     install(session, *CLIENTS, *TESTING, packages=("proxy",))

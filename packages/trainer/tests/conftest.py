@@ -12,8 +12,9 @@ from hypothesis import settings
 from nanoswe_trainer import tiny
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, load_decoder
 
-# In an environment of its own: `nox --session vllm`.
-collect_ignore = [] if find_spec("vllm") else ["test_vllm.py"]
+# In environments of their own: `nox --session vllm`, `nox --session parity`.
+OF_AN_ENVIRONMENT = {"vllm": "test_vllm.py", "trl": "test_parity.py"}
+collect_ignore = [file for module, file in OF_AN_ENVIRONMENT.items() if not find_spec(module)]
 settings.register_profile("busy", deadline=None)  # other processes share the cores
 settings.load_profile("busy")
 
