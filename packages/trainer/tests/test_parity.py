@@ -24,7 +24,9 @@ CASES = {
     "grpo by sequence": (
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4,
          "epsilon_high": 4e-4}, {"preset": "gspo"}),
-    "grpo with KL": ({"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False}, {"preset": "grpo", "kl": 0.04}),
+    "grpo with KL": (
+        {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": False},
+        {"preset": "grpo", "kl": 0.04}),
 }  # fmt: skip
 
 
