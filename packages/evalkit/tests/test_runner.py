@@ -165,7 +165,7 @@ def test_the_longest_go_first_by_recorded_times(
     sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path
 ) -> None:
     short, long, middle = (task.task_id for task in tasks)
-    agent = SlowAgent({short: 0, long: 8, middle: 4})
+    agent = SlowAgent({short: 0, long: 4, middle: 2})
     record = tmp_path / "trials.jsonl"
     _run(sandboxes, tasks, agent, record, 1)
     agent.asked.clear()
