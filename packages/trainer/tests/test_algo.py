@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
 from nanoswe_trainer.algo import group_advantages, policy_loss, token_weights, trusted_reward
 from nanoswe_trainer.logprob import token_logprobs
-from nanoswe_trainer.model import Decoder
+from nanoswe_trainer.model import Decoder, ModelConfig, initialise, packed_attention
 from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Row, bins, pack
 from nanoswe_trainer.recipe import TrainSection, Truncated
@@ -179,3 +181,45 @@ def test_muon_steps_along_the_nearest_orthogonal_matrix() -> None:
     # torch's iterates in bfloat16, with three decimal digits
     for mine, other in zip(ours, theirs, strict=True):
         assert (mine - other).abs().max() < 3 * 0.02 * 0.02
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4096])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+def test_the_head_in_chunks_is_the_plain_head(
+    small: Decoder, monkeypatch: pytest.MonkeyPatch, chunk: int, temperature: float
+) -> None:
+    batch = pack([row(list(range(n)), n - 1, 0.0) for n in (4, 9, 2)])
+    hidden = small(batch.ids_T, batch.positions_T, packed_attention(batch.lengths))
+    every = torch.log_softmax(small.head(hidden[batch.predictors_N]) / temperature, -1)
+    plain = every.gather(1, batch.targets_N[:, None])[:, 0]
+    monkeypatch.setattr("nanoswe_trainer.logprob.CHUNK", chunk)
+    chunked, entropy = token_logprobs(small, batch, temperature=temperature)
+    assert torch.allclose(plain, chunked, atol=1e-6)
+    assert torch.allclose(entropy, -(every.exp() * every).sum(-1), atol=1e-5)
+    parameters = list(small.parameters())
+    weights = torch.linspace(-1, 1, len(plain))
+    want, got = (torch.autograd.grad((weights * x).sum(), parameters) for x in (plain, chunked))
+    for a, b in zip(want, got, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@given(order=st.permutations(range(4)), max_tokens=st.integers(1, 40))
+def test_any_bins_in_any_order_give_the_same_loss(order: list[int], max_tokens: int) -> None:
+    config = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    decoder = initialise(config, 3)
+    for train in (PLAIN, TrainSection(preset="gspo", clip_low=0.2, clip_high=0.2)):
+        rows = [
+            row(list(range(1, n)), 3, 0.3 * n - 2, [-2.5 - n / 9] * (n - 1)) for n in (5, 9, 6, 12)
+        ]
+        results = []
+        for parts in ([rows], bins([rows[i] for i in order], max_tokens)):
+            decoder.zero_grad()
+            losses = []
+            for part in parts:
+                batch = pack(part)
+                loss, _ = policy_loss(token_logprobs(decoder, batch)[0], batch, train)
+                loss.backward()
+                losses.append(loss.item())
+            results.append((sum(losses), decoder.lm_head.weight.grad.clone()))
+        assert results[0][0] == pytest.approx(results[1][0], rel=1e-5, abs=1e-6)
+        assert torch.allclose(results[0][1], results[1][1], rtol=1e-4, atol=1e-6)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from test_data import trajectory, trial
 
 from nanoswe_evalkit.recipe import load_recipe
+from nanoswe_evalkit.trial import to_line
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_trainer.cli import cli, main
 from nanoswe_trainer.loop_sft import _batches, finetune, found
@@ -249,3 +251,22 @@ def test_wrong_input_is_one_line(
     assert stop.value.code == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert len(said) == 1 and says in said[0]
+
+
+def test_our_own_trajectories_are_taken_as_they_are(renderer: Renderer, tmp_path: Path) -> None:
+    trials = [trial(0, 0, 1.0), trial(0, 1, 0.0), trial(0, 2, None)]
+    sealed = [trajectory(t.trial_id, 3) for t in trials]
+    (tmp_path / "trials.jsonl").write_text("".join(map(to_line, trials)))
+    file = tmp_path / "trajectories.jsonl"
+    file.write_text("".join(t.to_json() + "\n" for t in sealed))
+    read = list(examples(file, renderer))
+    assert [e.reward for e in read] == [1.0, 0.0, None]
+    assert [e.parts for e in read] == [
+        ((t.samples[0].tokens, t.samples[0].provenance),) for t in sealed
+    ]
+    loaded = load_recipe(recipe(tmp_path, data=[str(file)], min_reward=1), [], TrainRecipe)
+    assert [e.name for e in found(loaded, renderer)] == ["trajectories.jsonl:1"]
+    record = json.loads(sealed[0].to_json())
+    record["samples"][0]["tokens"][-1] = 99999
+    file.write_text(json.dumps(record))
+    assert "another tokenizer" in next(examples(file, renderer)).refused
