@@ -107,14 +107,14 @@ def finetune(recipe: TrainRecipe, folder: Path, view: View) -> Path:
         tiny.create(base, recipe.seed)
     torch.set_num_threads(recipe.cluster.train_threads)
     renderer, decoder = Renderer(base), load_decoder(base)
+    position, state = checkpoint.load(folder / "checkpoints", digest(recipe)) or (
+        checkpoint.Position("sft", 0), {})  # fmt: skip
     kept = found(recipe, renderer)
     (folder / "masks.txt").write_text("\n".join(_shown(e, renderer) for e in kept[:3]))
     (folder / "recipe.yaml").write_text(dump_recipe(recipe))
     worker = Worker(decoder, learning_rate=sft.learning_rate, bf16=recipe.cluster.bf16,
                     muon_learning_rate=sft.muon_learning_rate,
                     max_tokens=recipe.cluster.max_tokens)  # fmt: skip
-    position, state = checkpoint.load(folder / "checkpoints", digest(recipe)) or (
-        checkpoint.Position("sft", 0), {})  # fmt: skip
     checkpoint.truncate(folder, {"metrics.jsonl": 0} | position.sizes)
     if state:
         worker.load(state)
