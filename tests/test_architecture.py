@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 HEAVY = ("ray", "vllm", "daytona", "docker", "wandb", "datasets")
 OF_AN_EXTRA = {"nanoswe_harbor.hub", "pyarrow", "pyarrow.parquet"}
-MAX_LINES = 12_600  # the aim is 10_000: the packages are to be tightened
+MAX_LINES = 12_500  # the house rule is 10,000: tighten before adding
 MAX_FILE, MAX_TREE_FILE = 300, 400
 MAX_FUNCTION, MAX_LOOP = 50, 120
 BANNED = re.compile(r"\bepisodes?\b", re.IGNORECASE)

@@ -235,7 +235,7 @@ def test_a_batch_is_a_function_of_its_step(tmp_path: Path, renderer: Renderer) -
     ("override", "says"),
     [
         ("sft.data=[nowhere.jsonl]", "nowhere.jsonl: cannot be read"),
-        ("sft.base=nowhere", "nowhere"),
+        ("init=nowhere", "nowhere"),
         ("sft.data=[]", "for sft.data"),
         ("sft.min_reward=2", "sft.min_reward"),
     ],

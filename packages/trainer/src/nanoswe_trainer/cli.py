@@ -122,8 +122,10 @@ def check(recipe: str, overrides: tuple[str, ...]) -> None:
     from nanoswe_harbor.task import load_tasks
 
     loaded = _load(recipe, overrides)
-    count = len(load_tasks(loaded.tasks.path))
-    click.echo(dump_recipe(loaded) + f"# {count} tasks in {loaded.tasks.path}")
+    what = f"learns from {len(loaded.sft.data)} files"
+    if not loaded.sft.data:
+        what = f"{len(load_tasks(loaded.tasks.path))} tasks in {loaded.tasks.path}"
+    click.echo(dump_recipe(loaded) + f"# {what}")
 
 
 @cli.command()

@@ -102,8 +102,8 @@ def finetune(recipe: TrainRecipe, folder: Path, view: View) -> Path:
 
     Resumes from `folder`/checkpoints. masks.txt there shows what of the first records is learned.
     """
-    sft, base = recipe.sft, recipe.sft.base or folder / "model"
-    if not recipe.sft.base and not (base / "config.json").exists():
+    sft, base = recipe.sft, recipe.init or folder / "model"
+    if not recipe.init and not (base / "config.json").exists():
         tiny.create(base, recipe.seed)
     torch.set_num_threads(recipe.cluster.train_threads)
     renderer, decoder = Renderer(base), load_decoder(base)

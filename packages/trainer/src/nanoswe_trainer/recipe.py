@@ -42,8 +42,6 @@ class SftSection(Section):
     """Loss weight of a token that the agent only reads; those it writes weigh 1."""
     data: tuple[Path, ...] = ()
     """Files of transcripts (see transcripts.py) to learn from; none: the nano demonstrations."""
-    base: Path | None = None
-    """With data: the Hugging Face folder to begin with; unset: the demo's model, from nothing."""
     min_reward: float = Field(default=0, ge=0, le=1)
     """With data: leave out what earned less, or does not say what it earned; 1 is rejection
     sampling.
@@ -155,8 +153,8 @@ class TrainRecipe(Recipe):
     @field_validator("sft")
     @classmethod
     def _found(cls, sft: SftSection) -> SftSection:
-        if (sft.base or sft.min_reward) and not sft.data:
-            raise ValueError("base and min_reward are for sft.data")
+        if sft.min_reward and not sft.data:
+            raise ValueError("min_reward is for sft.data")
         return sft
 
     @field_validator("train")
