@@ -1,7 +1,7 @@
 """When a group of trials may be trained: a hard bound on age without dropping data, as a pure state
 machine.
 
-In: groups admitted, finished or let go, and steps taken; no clock, no task, no tensor. Out: which
+In: groups admitted and finished, and steps taken; no clock, no task, no tensor. Out: which
 finished groups make the next batch, and which unfinished ones it waits for. A group admitted at
 version v is trained at v + max_age at the latest: a finished group may enter the batch only while
 those that remain can still meet their deadlines, earliest first. `depth` batches beyond the one
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Schedule:
-    """`live` holds each group's deadline from its admission until it is trained or let go."""
+    """`live` holds each group's deadline from its admission until it is trained."""
 
     per_step: int
     depth: int = 0
@@ -47,12 +47,6 @@ class Schedule:
         if group not in self.live:
             raise ValueError(f"group {group} is not under way")
         self._finished.add(group)
-        self._fill()
-
-    def let_go(self, group: int) -> None:
-        """It will not be trained: its slot is free at once."""
-        del self.live[group]
-        self._finished.discard(group)
         self._fill()
 
     def trained(self) -> None:

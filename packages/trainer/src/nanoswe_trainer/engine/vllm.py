@@ -69,10 +69,14 @@ class VllmEngine:
         path = await self._computed(lambda: self._write(self.version + 1))
         await self._up.wait()
         remote = self._server()
-        await remote.pause()
-        await self._load(path)
-        self.version += 1
-        await remote.resume(self.version)
+        try:
+            await remote.pause()
+            await self._load(path)
+            self.version += 1
+            await remote.resume(self.version)
+        except httpx.HTTPError as error:
+            text = f"vLLM went away while it took version {self.version}: {error!r}"
+            raise EngineError(f"{text}; run again: it resumes") from error
         await self.probe()
         return done
 
@@ -125,7 +129,6 @@ class VllmEngine:
         spec = asyncio.to_thread(RemoteEngine.from_spec, url, path)
         self._remote = await spec
         self._remote.version = self.version
-        await self.probe()
         self._up.set()
 
     async def keep_up(self) -> None:
@@ -213,6 +216,7 @@ async def serve_vllm(
     keeper: asyncio.Task[None] | None = None
     try:
         await engine.start()
+        await engine.probe()  # not in `start`: a restart may fall into a change of the weights
         keeper = asyncio.create_task(engine.keep_up())
         yield engine
     finally:
