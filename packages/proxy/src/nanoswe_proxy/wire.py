@@ -47,7 +47,7 @@ def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
     """How well `sent` repeats `known`. `echoed`: an id of ours says that it does.
 
     NORMAL: equal but for ids and key order. LOSSY: what agents are known to do: trim, drop the
-    reasoning; repair broken arguments, if an id vouches for the call.
+    reasoning; repair broken arguments and fill in defaults, if an id vouches for the call.
     """
     if known == sent:
         return AS_SERVED
@@ -65,7 +65,8 @@ def level_of(known: dict, sent: dict, echoed: bool = False) -> int:
         return DIFFERENT
     for a, b in zip(mine, theirs, strict=True):
         if _value(a["arguments"]) != _value(b["arguments"]):
-            if not echoed or _value(a["arguments"]) != a["arguments"]:
+            said, back = (_value(c["arguments"], bare=True) for c in (a, b))
+            if not echoed or said not in (a["arguments"], back):
                 return DIFFERENT
             level = LOSSY
     return level
@@ -138,17 +139,17 @@ def _call(call: Any, i: int) -> dict:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRequest(f"messages[{i}].tool_calls: each needs function.name")
-    return {
-        "name": function["name"],
-        "arguments": canonical_json(function.get("arguments")),
-        "id": str(call.get("id") or ""),
-    }
+    arguments = canonical_json(function.get("arguments"))
+    return {"name": function["name"], "arguments": arguments, "id": str(call.get("id") or "")}
 
 
-def _value(arguments: str) -> str:
-    """JSON without its key order, in a spelling of its own; broken JSON as it is."""
+def _value(arguments: str, bare: bool = False) -> str:
+    """JSON in a spelling of its own, if `bare` without what says nothing; broken JSON as it is."""
     try:
-        return " " + json.dumps(json.loads(arguments), sort_keys=True)
+        value = json.loads(arguments)
+        if bare and isinstance(value, dict):
+            value = {k: v for k, v in value.items() if v not in (None, "") and v is not False}
+        return " " + json.dumps(value, sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
 

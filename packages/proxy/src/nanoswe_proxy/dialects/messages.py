@@ -17,6 +17,7 @@ from nanoswe_proxy.render.types import Delta
 RECORDED = ("temperature", "top_p", "top_k", "max_tokens", "model", "tool_choice", "thinking",
             "stop")  # fmt: skip
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+ROLES = {"user": "user", "assistant": "assistant", "system": "user"}  # a remark on the way
 ERRORS = {404: "not_found_error", 413: "request_too_large", 500: "api_error", 502: "api_error"}
 
 
@@ -32,7 +33,7 @@ def parse(raw: bytes) -> Request:
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list with at least one message")
     for i, message in enumerate(given):
-        if not isinstance(message, dict) or message.get("role") not in ("user", "assistant"):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise BadRequest(f"messages[{i}].role must be user or assistant")
         messages += _turns(message, f"messages[{i}]")
     tools = [
@@ -45,7 +46,7 @@ def parse(raw: bytes) -> Request:
 
 def _turns(message: dict, where: str) -> Iterator[dict]:
     """The chat messages that one message stands for."""
-    content, role = message.get("content") or "", message["role"]
+    content, role = message.get("content") or "", ROLES[message["role"]]
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     texts: list[str] = []
