@@ -6,7 +6,7 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 default:
     @just --list --unsorted
 
-# Install the four packages into .venv (other recipes call it themselves); `setup openhands`, `mini`, `vllm`: a Python of their own for these
+# Install the four packages into .venv (other recipes call it themselves); `setup openhands`, `mini`, `vllm`: a Python of their own for these; `setup hub`: datasets by name
 [group('start here')]
 setup *what:
     @tools/setup {{ what }}
@@ -25,6 +25,7 @@ doctor:
 # Dataset to Harbor tasks: nano, verified, swegym, a .parquet or .jsonl file
 [group('tasks')]
 tasks source="nano" out="": setup
+    @case {{ quote(source) }} in verified|lite|swegym) tools/setup hub ;; esac
     @nanoswe-harbor convert {{ quote(source) }} --out {{ if out == "" { "tasks/" + file_stem(source) } else { out } }}
 
 # Gold patch scores 1, nothing scores 0, for every task; names the liars
@@ -57,6 +58,11 @@ train name *overrides: setup
 [group('run')]
 serve *options: setup
     @nanoswe-proxy serve {{ options }}
+
+# The paired difference of two runs over the same tasks, with its interval and the tasks that differ
+[group('run')]
+compare a b: setup
+    @nanoswe-evalkit compare {{ a }} {{ b }}
 
 # Write report.html of a run folder
 [group('run')]

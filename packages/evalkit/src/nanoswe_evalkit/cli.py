@@ -20,9 +20,8 @@ from rich.logging import RichHandler
 
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError
-from nanoswe_evalkit.recipe import Recipe, load_recipe
+from nanoswe_evalkit.recipe import Recipe, find_recipe, load_recipe
 
-RECIPES = Path("recipes/eval")
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 run_folder = click.Path(path_type=Path)
 
@@ -42,8 +41,8 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
     """Run RECIPE (a file or a name) with section.key=value overrides; run again to resume."""
     from nanoswe_evalkit.evaluate import evaluate
 
-    named, key = RECIPES / f"{recipe}.yaml", os.environ.get("OPENAI_API_KEY", "")
-    loaded = load_recipe(named if named.is_file() else Path(recipe), overrides, Recipe)
+    key = os.environ.get("OPENAI_API_KEY", "")
+    loaded = load_recipe(find_recipe(recipe, "eval"), overrides, Recipe)
     summary = asyncio.run(evaluate(loaded, runs / loaded.name, Console(stderr=True), key))
     _end(summary, _summary_lines(summary), as_json, failed=bool(summary["no_reward"]))
 

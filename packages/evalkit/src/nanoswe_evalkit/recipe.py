@@ -108,12 +108,19 @@ class Recipe(Section):
 R = TypeVar("R", bound=Recipe)
 
 
+def find_recipe(name: str, folder: str) -> Path:
+    """The path of a .yaml file as it is, else of the recipe of that name below recipes/."""
+    path = Path(name)
+    return path if path.suffix in (".yaml", ".yml") else Path("recipes", folder, f"{name}.yaml")
+
+
 def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
     """Read, override, check."""
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{source}: cannot be read ({error}); name a recipe file") from error
+        there = ", ".join(sorted(p.stem for p in source.parent.glob("*.yaml"))) or "none"
+        raise RecipeError(f"{source}: cannot be read; {source.parent} has: {there}") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):

@@ -26,14 +26,8 @@ def cli() -> None:
     """SFT and GRPO for coding agents."""
 
 
-def find_recipe(name: str, folder: str) -> Path:
-    """A path as it is, else a name below recipes/."""
-    path = Path(name)
-    return path if path.suffix in (".yaml", ".yml") else Path("recipes", folder, f"{name}.yaml")
-
-
 def _load(name: str, overrides: tuple[str, ...], folder: str = "train") -> Any:
-    from nanoswe_evalkit.recipe import load_recipe
+    from nanoswe_evalkit.recipe import find_recipe, load_recipe
     from nanoswe_trainer.recipe import TrainRecipe
 
     return load_recipe(find_recipe(name, folder), overrides, TrainRecipe)
@@ -99,6 +93,8 @@ def run(
 @click.pass_context
 def sft(context: click.Context, recipe: str, overrides: tuple[str, ...], **options: Any) -> None:
     """SFT only: on sft.data, or on demonstrations and with its evaluation."""
+    from nanoswe_evalkit.recipe import find_recipe
+
     path = find_recipe(recipe, "sft")
     loaded = _load(str(path), overrides)
     if loaded.sft.data:
