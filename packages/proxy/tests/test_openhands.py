@@ -78,3 +78,28 @@ def test_condenser(folder, tmp_path):
     assert summaries >= 1 and facts["masked"] == {}
     assert facts["exact"] == f"{done}/{done}"
     assert facts["rows"] <= 1 + 2 * summaries
+
+
+def typed(name: str, say: str = "", **arguments: str) -> str:
+    """A call as OpenHands' own prompt asks for it, to a model without a syntax for calls."""
+    given = "".join(f"<parameter={k}>{v}</parameter>\n" for k, v in arguments.items())
+    return f"{say}<function={name}>\n{given}</function>"
+
+
+def test_tools_in_the_prompt(folder, tmp_path):
+    """Calls are text: OpenHands stops them at `</function`, parses them, and writes them again in
+    its own way. Nothing tells that from an edit, so every reply begins a row, and each is exact.
+    """
+    path = f"{tmp_path}/a.txt"
+    scripts = [
+        typed("file_editor", command="create", path=path, file_text="left é 日本"),
+        typed("file_editor", say="I look.\n", command="view", path=path),
+        typed("file_editor", command="view", path=path),
+        typed("finish", message="ok"),
+    ]
+    with session(folder, scripts, "openhands") as (live, cap, url):
+        converse(url, str(tmp_path), native_tool_calling=False)
+        assert (tmp_path / "a.txt").read_text().strip() == "left é 日本"
+        facts = live.facts(cap)
+    assert facts == {"calls": 4, "ids": "0/0", "forks": "assistant_edited 3", "rows": 4,
+                     "exact": "4/4", "masked": {}}  # fmt: skip
