@@ -53,14 +53,14 @@ class Live:
 
     def open(self, name: str) -> str:
         """A session; its capability. Its base URL is `self.proxy.base_url(cap)`."""
-        return self._call(self._open(name))
+        return self.call(self._open(name))
 
     async def _open(self, name: str) -> str:
         return self.proxy.open(name)
 
     def facts(self, cap: str) -> dict:
         """Seal and compare with the engine's log."""
-        trajectory = self._call(self.proxy.seal(cap))
+        trajectory = self.call(self.proxy.seal(cap))
         exact = 0
         entries = [e for e in self.engine.log if e.session == cap]
         for entry in entries:
@@ -89,7 +89,7 @@ class Live:
         """Bodies of requests so far."""
         return [r.decode() for r in self.requests]
 
-    def _call(self, coroutine):
+    def call(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
 
