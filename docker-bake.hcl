@@ -1,21 +1,71 @@
-# Static image targets. `just images` prints them; `docker buildx bake base` builds one.
+# Static image targets. `just images SOURCE` adds one `env-…` target for each environment of a source of rows.
 
 variable "REGISTRY" { default = "nanoswe" }
 
 variable "TAG" { default = "dev" }
 
+# Where CPythons come from: a folder of prefixes (3.9, 3.9.18, …), or the target that fetches them.
+variable "PYTHONS" { default = "target:pythons" }
+
 group "default" {
-  targets = ["base"]
+  targets = ["base", "agent", "proxy", "evalkit", "trainer-cpu"]
 }
 
-# What every image starts from: Debian with git, and an unprivileged user.
+# What every image starts from: Debian with git, what a CPython links to, and an unprivileged user.
 target "base" {
   context = "docker/base"
   tags    = ["${REGISTRY}/base:${TAG}"]
+}
+
+# CPythons of the interpreters' public builds, for machines that reach them.
+target "pythons" {
+  context  = "docker/pythons"
+  contexts = { base = "target:base" }
+}
+
+# What the generated targets inherit.
+target "env" {
+  context  = "docker/env"
+  contexts = { base = "target:base", pythons = PYTHONS }
+  args     = { PYTHON = "3.11", PINS = "", BUILD = "", SYSTEM = "", SKIPPED = "" }
 }
 
 # What plays the network for tests that expect one (psf/requests).
 target "fixture" {
   context = "docker/fixture"
   tags    = ["${REGISTRY}/fixture:${TAG}"]
+}
+
+# The OpenHands runner: its own Python and pins; nothing of ours.
+target "agent" {
+  context  = "docker/agent"
+  contexts = { base = "target:base", pythons = PYTHONS }
+  args     = { PYTHON = "3.12" }
+  tags     = ["${REGISTRY}/agent:${TAG}"]
+}
+
+# Our own commands, from the wheels that `just build` leaves in dist/.
+target "service" {
+  name     = package
+  matrix   = { package = ["proxy", "evalkit"] }
+  context  = "docker/service"
+  contexts = { base = "target:base", pythons = PYTHONS, dist = "dist" }
+  args     = { PYTHON = "3.11", PACKAGE = package }
+  tags     = ["${REGISTRY}/${package}:${TAG}"]
+}
+
+target "trainer-cpu" {
+  context  = "docker/trainer"
+  target   = "cpu"
+  contexts = { base = "target:base", pythons = PYTHONS, dist = "dist" }
+  args     = { PYTHON = "3.11" }
+  tags     = ["${REGISTRY}/trainer:${TAG}-cpu"]
+}
+
+# Needs the vendor's CUDA image, so a registry; CI prints and lints it.
+target "trainer-cuda" {
+  inherits = ["trainer-cpu"]
+  target   = "cuda"
+  args     = { CUDA = "nvidia/cuda:12.8.1-runtime-ubuntu24.04" }
+  tags     = ["${REGISTRY}/trainer:${TAG}-cuda"]
 }

@@ -34,10 +34,10 @@ verify dir *options: setup
     @for d in $(dirname {{ dir }}/dataset.toml {{ dir }}/*/dataset.toml); do \
         test ! -f $d/dataset.toml || nanoswe-evalkit verify $d {{ options }} || exit $?; done
 
-# Show the image targets as bake sees them
+# The environment images of nano, verified, swegym or a source of rows; --print shows the graph, --check asks the registry
 [group('tasks')]
-images *options:
-    docker buildx bake --print {{ options }}
+images source *options: setup
+    @nanoswe-harbor images {{ quote(source) }} {{ options }}
 
 # avg@k and pass@k by recipes/eval/NAME.yaml; run it again to resume
 [group('run')]

@@ -1,4 +1,4 @@
-"""The command line: convert, show, verify-format, grade.
+"""The command line: convert, show, verify-format, grade, images.
 
 In: arguments. Out: results on stdout (`--json` for machines), progress on stderr, exit code 0 fine,
 1 ran and found failures, 2 could not run. Every error is one line, `error: …`, never a traceback.
@@ -18,6 +18,7 @@ from nanoswe_harbor import __version__
 from nanoswe_harbor.instance import HarborError
 
 COUNT = click.IntRange(1)
+COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
 
@@ -49,8 +50,7 @@ def convert(source: str, out: Path, as_json: bool, **given: Any) -> None:
     from nanoswe_harbor.convert import convert_nano
     from nanoswe_harbor.sources import Rejected, label, scan, select
 
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
         job = bar.add_task(f"convert {label(source)}", total=None)
         counts = {split: given.pop(split) for split in ("train", "heldout")}
         options = {key: given.pop(key) for key in ("images", "jobs", "mirror")}
@@ -132,6 +132,36 @@ def grade(as_json: bool, nonce: str | None, **given: Any) -> None:
             raise click.UsageError(
                 "give LOG TASK, --rows FILE --instance ID --log FILE, or --rows FILE --logs FILE"
             )
+
+
+@cli.command()
+@click.argument("source")
+@click.option("--only", multiple=True, help="take images named owner__repo-version; * is any")
+@click.option("--print", "prints", is_flag=True, help="print what bake would build; no daemon")
+@click.option("--pythons", help="folder of CPython prefixes (3.9, 3.9.18, …); default: fetched")
+@click.option("--ca", help="file of extra certificates, a build secret")
+@click.option("--keep-free-gb", default=10.0, show_default=True, help="stop when less is free")
+@click.option("--logs", default="runs/images", show_default=True, type=click.Path(path_type=Path))
+@as_json
+def images(source: str, as_json: bool, **given: Any) -> None:
+    """Build the environment images of SOURCE: nano, verified, swegym, or any source of rows. What
+    is there is not built again; one that fails stops no other, and the exit code is 1."""
+    from nanoswe_harbor.building import build, table
+    from nanoswe_harbor.images import bake_json, merged, plan
+
+    targets = plan(source, given["only"])
+    generated = bake_json(targets, given["pythons"], given["ca"])
+    if given["prints"]:
+        click.echo(merged(generated))
+        return
+    results = []
+    with Progress(*COLUMNS, console=Console(stderr=True)) as bar:
+        job = bar.add_task("images", total=len(targets))
+        for result in build(targets, generated, given["logs"], given["keep_free_gb"]):
+            results.append(result)
+            bar.update(job, advance=1, description=result.target)
+    click.echo(json.dumps([vars(r) for r in results]) if as_json else table(results))
+    sys.exit(any(result.state in ("failed", "planned") for result in results))
 
 
 def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:

@@ -8,6 +8,8 @@ of most rows there. Refuses (SpecError) a pair that no spec file knows.
 import functools
 import hashlib
 import json
+import re
+from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,6 +49,8 @@ class EnvSpec(BaseModel):
     env_patches: tuple[str, ...] = ()
     pip_packages: tuple[str, ...] = ()
     lock: tuple[str, ...] = ()  # the exact pins, where known: they stand for all of the above
+    build: tuple[str, ...] = ()  # pins of what pip asks for when it builds the project
+    system: tuple[str, ...] = ()  # Debian packages
     pre_install: tuple[str, ...] = ()
     install: tuple[str, ...] = ()
     eval_commands: tuple[str, ...] = ()
@@ -56,11 +60,12 @@ class EnvSpec(BaseModel):
 
     @property
     def digest(self) -> str:
-        """Hash of what an environment image holds: the pins, or else what they come from."""
+        """Hash of what an environment image holds: its base, and pins or what they come from."""
         origin = {"python", "packages", "package_files", "env_patches", "pip_packages"}
         if self.package_files:  # what they say depends on the repository
             origin |= {"repo", "version"}
-        held = {"lock": self.lock} if self.lock else self.model_dump(include=origin)
+        include = ({"lock"} if self.lock else origin) | {"build", "system"}
+        held = {**self.model_dump(include=include), "base": facts("images")["base"]}
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
@@ -90,20 +95,56 @@ def spec_of(row: Instance) -> tuple[Profile, EnvSpec]:
         own = {"test_cmd": row.test_cmd, "parser": parsers.get(row.log_parser, "")}
         spec = EnvSpec(repo=row.repo, version=row.version, directives="none", **own)
         return Profile(**facts("families")["profile"]), spec
-    locks = facts("locks")
-    users = locks["pairs"].get(row.repo, {}).get(row.version, {"": ()})
-    own = min(users, key=lambda digest: row.instance_id not in users[digest])
-    return profile, spec.model_copy(update={"lock": tuple(locks["locks"].get(own, ()))})
+    users = facts("locks")["pairs"].get(row.repo, {}).get(row.version, {"": ()})
+    lock = min(users, key=lambda digest: row.instance_id not in users[digest])
+    return profile, _locked(spec, lock)
+
+
+def known_specs(benchmark: str) -> Iterator[tuple[Profile, EnvSpec]]:
+    """Every environment of `nano` or `swegym`, or every pinned one of `swebench`."""
+    pairs = facts("locks")["pairs"]
+    for repo, entry in facts(benchmark)["repos"].items():
+        for version in (version for group in entry["specs"] for version in group["versions"]):
+            profile, spec = find_spec(repo, version)
+            locks = pairs.get(repo, {}).get(version, () if benchmark == "swebench" else [""])
+            yield from ((profile, _locked(spec, digest)) for digest in locks)
+
+
+def _locked(spec: EnvSpec, digest: str) -> EnvSpec:
+    """A spec with the pins of a lock, and with the system packages of all specs that use it."""
+    images, locks = facts("images"), facts("locks")
+    versions = [v for v, users in locks["pairs"].get(spec.repo, {}).items() if digest in users]
+    users = [find_spec(spec.repo, version)[1] for version in versions] or [spec]
+    named = {name for user in users for line in user.pre_install for name in _installed(line)}
+    found = {
+        "lock": tuple(locks["locks"].get(digest, ())),
+        "build": tuple(images["builds"].get(digest, ())),
+        "system": tuple(sorted(named | set(images["system"].get(spec.repo, ())))),
+    }
+    return spec.model_copy(update=found)
+
+
+def _installed(line: str) -> list[str]:
+    """The Debian packages that a shell line installs."""
+    words = [part.split() for part in re.findall(r"apt-get (?:-y )?install ([^&;|]*)", line)]
+    return [word for part in words for word in part if not word.startswith("-")]
 
 
 def image_name(row: Instance, profile: Profile, spec: EnvSpec, images: str = "published") -> str:
     """The image of a row: the one published for it, or the one that we build."""
     if images == "published" and row.image:
         return row.image
+    if images == "built":
+        return built_name(profile, spec)
     owner, _, rest = row.instance_id.partition("__")
-    names = {"owner": owner, "rest": rest, "env": row.repo.replace("/", "__")}
-    template = profile.published if images == "published" else profile.built
-    return template.format(**names, version=spec.version, digest=spec.digest[:12]).lower()
+    names = {"owner": owner, "rest": rest, "version": spec.version, "digest": spec.digest[:12]}
+    return profile.published.format(**names).lower()
+
+
+def built_name(profile: Profile, spec: EnvSpec) -> str:
+    """The image that we build for a spec."""
+    names = {"env": spec.repo.replace("/", "__"), "version": spec.version}
+    return profile.built.format(**names, digest=spec.digest[:12]).lower()
 
 
 @functools.cache

@@ -1,0 +1,155 @@
+"""images: the environment images of a source of rows, as targets for `docker buildx bake`.
+
+In: nano, verified, swegym, or any source of rows. Out: a Target for each distinct environment (its
+pins, as arguments of docker/env/Dockerfile; its tags, one for each (repo, version) that uses it),
+and the bake file, merged with docker-bake.hcl. Refuses (ImagesError) a source without an
+environment, a missing docker; a spec without exact pins is planned, and says why it is not built.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from nanoswe_harbor.envspec import EnvSpec, Profile, SpecError, built_name, known_specs, spec_of
+from nanoswe_harbor.families import facts
+from nanoswe_harbor.instance import HarborError, Instance
+from nanoswe_harbor.sources import scan
+
+BENCHMARKS = {"nano": "nano", "verified": "swebench", "swegym": "swegym"}
+BAKE_FILE = "docker-bake.hcl"
+
+
+class ImagesError(HarborError):
+    """The images of a source cannot be planned, built or kept."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One image to build. `missing` says why it cannot be; `skipped` are pins without a wheel."""
+
+    name: str
+    tags: tuple[str, ...]
+    python: str
+    pins: tuple[str, ...]
+    build: tuple[str, ...]
+    system: tuple[str, ...]
+    skipped: tuple[str, ...]
+    missing: str
+
+
+def plan(source: str, only: tuple[str, ...] = ()) -> list[Target]:
+    """The distinct environments of a source whose alias (owner__repo-version) matches `only`."""
+    users: dict[str, list[tuple[Profile, EnvSpec]]] = {}
+    for profile, spec in _specs(source):
+        users.setdefault(spec.digest, []).append((profile, spec))
+    alias_of: dict[str, str] = {}  # alias → the digest it stands for: that of most rows comes first
+    for digest, found in users.items():
+        for alias in _aliases(found):
+            alias_of.setdefault(alias, digest)
+    targets = []
+    for digest, found in users.items():
+        aliases = _aliases(found)
+        if not only or any(
+            fnmatchcase(alias.split(":")[1], name) for alias in aliases for name in only
+        ):
+            plain = tuple(alias for alias in aliases if alias_of[alias] == digest)
+            targets.append(_target(found, plain))
+    if not targets:
+        raise ImagesError(f"{source}: no environment to build; does one match --only?")
+    return targets
+
+
+def bake_json(targets: Iterable[Target], pythons: str | None = None, ca: str | None = None) -> str:
+    """What bake merges with the static file: a target each, and the group `env` of them all."""
+    shared: dict[str, Any] = {"inherits": ["env"]}
+    shared |= {"contexts": {"pythons": pythons}} if pythons else {}
+    shared |= {"secret": [f"id=ca,src={ca}"]} if ca else {}
+    made = {}
+    for target in targets:
+        words = {key: getattr(target, key) for key in ("pins", "build", "system", "skipped")}
+        args = {key.upper(): " ".join(value) for key, value in words.items()}
+        args["PYTHON"] = target.python
+        made[target.name] = {**shared, "args": args, "tags": list(target.tags)}
+    return json.dumps({"group": {"envs": {"targets": list(made)}}, "target": made}, indent=1)
+
+
+def merged(generated: str) -> str:
+    """The generated targets and all static ones, as bake sees them. Asks no daemon."""
+    text = Path(BAKE_FILE).read_text(encoding="utf-8") if Path(BAKE_FILE).is_file() else ""
+    static = re.findall(r'^target "([a-z-]+)"', text, re.MULTILINE)
+    if not static:
+        raise ImagesError(f"{BAKE_FILE}: not here; run this in a checkout of the repository")
+    argv = ["docker", "buildx", "bake", "-f", BAKE_FILE, "-f", "-", "--print", "envs", *static]
+    return run(argv, generated)
+
+
+def run(argv: list[str], stdin: str = "") -> str:
+    """Output of a command that has to succeed."""
+    try:
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ImagesError(f"{argv[0]}: not found; install docker with buildx") from error
+    if done.returncode:
+        raise ImagesError(f"{' '.join(argv[:3])}: {done.stderr.strip()[-500:] or 'failed'}")
+    return done.stdout
+
+
+def _wheels(named: Iterable[str]) -> tuple[list[str], list[str]]:
+    """(pins for pip, pins that no wheel stands for): conda's become wheels by name."""
+    table, pins, skipped = facts("images")["conda"], dict[str, str](), []
+    for pin in named:
+        name, version, *build = pin.replace("==", "=").split("=")
+        if name in {"python", "python_abi"}:
+            continue
+        of_python = "==" in pin or re.match(r"(py|.*_py)", build[0] if build else "py")
+        if of_python and name not in table["no_wheel"]:
+            name = table["names"].get(name, name)
+            pins[re.sub(r"[-_.]+", "-", name).lower()] = f"{name}=={version}"
+        else:
+            skipped.append(f"{name}={version}")
+    return list(pins.values()), skipped
+
+
+def _specs(source: str) -> Iterator[tuple[Profile, EnvSpec]]:
+    if source in BENCHMARKS:
+        yield from known_specs(BENCHMARKS[source])
+        return
+    for row in scan(source):
+        try:
+            if isinstance(row, Instance) and row.family == "swe-bench":
+                yield spec_of(row)
+        except SpecError:
+            continue  # convert says so
+
+
+def _aliases(users: list[tuple[Profile, EnvSpec]]) -> list[str]:
+    """The tags without a digest that stand for an environment."""
+    return list(dict.fromkeys(built_name(*user).rpartition("-")[0] for user in users))
+
+
+def _target(users: list[tuple[Profile, EnvSpec]], aliases: tuple[str, ...]) -> Target:
+    tags = tuple(dict.fromkeys(built_name(*user) for user in users))
+    spec = users[0][1]
+    named = spec.lock or (*spec.packages.split(), *spec.pip_packages)
+    own = (
+        not spec.package_files and bool(named or not spec.install) and all("=" in p for p in named)
+    )
+    exact = bool(spec.lock) or own
+    pins, skipped = _wheels(named if exact else ())
+    python = next((pin for pin in named if re.match(r"python=\d", pin)), f"python={spec.python}")
+    tools = [pin for pin in pins if re.match("(setuptools|wheel)==", pin)]
+    return Target(
+        name="env-" + re.sub(r"[^a-z0-9_-]", "_", tags[0].split(":")[1]),
+        tags=tags + aliases,
+        python=".".join(python.split("=")[1].split(".")[:2]),
+        pins=tuple(pins),
+        build=spec.build or tuple(tools),
+        system=spec.system,
+        skipped=tuple(skipped),
+        missing="" if exact else "no exact pins: tools/make_pins.py makes them",
+    )

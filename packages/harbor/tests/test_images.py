@@ -1,0 +1,118 @@
+"""images: which environments there are, what each is made of, and what bake is told."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nanoswe_harbor.envspec import built_name, known_specs, spec_of
+from nanoswe_harbor.families import facts
+from nanoswe_harbor.images import ImagesError, Target, bake_json, plan
+from nanoswe_harbor.sources import read_rows
+
+ROOT = Path(__file__).resolve().parents[3]
+EXCERPT = Path(__file__).parent / "data" / "verified_excerpt.jsonl"
+
+
+def test_an_edited_dockerfile_gives_new_tags() -> None:
+    digest = hashlib.sha256()
+    for path in sorted((*ROOT.glob("docker/base/*"), *ROOT.glob("docker/env/*"))):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
+    assert facts("images")["base"] == digest.hexdigest()[:12], "set `base` in specs/images.yaml"
+
+
+@pytest.mark.parametrize(
+    # 101 (repo, version, lock)s of Verified, 416 (repo, version)s of SWE-Gym
+    ("source", "images", "pairs"),
+    [("verified", 63, 101), ("swegym", 149, 416), ("nano", 1, 1)],
+)
+def test_equal_environments_are_one_image(source: str, images: int, pairs: int) -> None:
+    targets = plan(source)
+    tags = [tag for target in targets for tag in target.tags]
+    names = [target.name for target in targets]
+    assert len(targets) == images and len({*names}) == images and len({*tags}) == len(tags)
+    assert sum(bool(re.search("-[0-9a-f]{12}$", tag)) for tag in tags) == pairs
+    assert all(re.fullmatch(r"nanoswe/env:[a-z0-9_][a-z0-9._-]{0,127}", tag) for tag in tags)
+    assert all(re.fullmatch(r"env-[a-z0-9_-]+", name) for name in names)
+    assert plan(source) == targets
+
+
+def test_every_row_finds_its_image_among_those_of_its_dataset(verified: tuple[Path, int]) -> None:
+    tags = {tag: target for target in plan("verified") for tag in target.tags}
+    for row in read_rows(str(verified[0])):
+        target = tags[built_name(*spec_of(row))]
+        assert not target.missing
+        # pip's pins are kept as they are
+        assert {p for p in spec_of(row)[1].lock if "==" in p} <= {*target.pins}
+
+
+def test_an_alias_stands_for_the_image_of_most_rows() -> None:
+    tags = {tag: target for target in plan("verified") for tag in target.tags}
+    # astropy 5.0 has two rows of each of two locks, listed in this order
+    first = tags["nanoswe/env:astropy__astropy-5.0"]
+    assert any(tag.startswith("nanoswe/env:astropy__astropy-5.0-") for tag in first.tags)
+    both = [tag for tag in tags if tag.startswith("nanoswe/env:astropy__astropy-5.0-")]
+    assert len(both) == 2
+
+
+def target(source: str, alias: str) -> Target:
+    (found,) = plan(source, (alias,))
+    return found
+
+
+def test_what_a_lock_becomes() -> None:
+    flask = target("verified", "pallets__flask-2.3")
+    assert flask.python == "3.11" and {"pytest==7.3.0", "setuptools==75.1.0"} <= {*flask.pins}
+    assert flask.build == ("setuptools==75.1.0", "wheel==0.40.0")
+    old = target("verified", "django__django-1.11")
+    assert old.python == "3.5" and old.system == ("locales",)
+    xarray = target("verified", "pydata__xarray-2022.06")
+    assert xarray.python == "3.10" and {"brotli==1.1.0", "boto3==1.35.23"} <= {*xarray.pins}
+    assert {s.split("=")[0] for s in xarray.skipped} >= {"libnetcdf", "esmpy", "openssl"}
+    # each pin is a wheel, or in the list of what is left out, or Python itself
+    specs = {s.digest: s for _, s in known_specs("swebench")}.values()
+    (lock,) = {s.lock for s in specs if (s.repo, s.version) == ("pydata/xarray", "2022.06")}
+    names = {pin.split("=")[0]: pin.split("=")[1 + ("==" in pin)] for pin in lock}
+    aliases = facts("images")["conda"]["names"]
+    normal = {re.sub("[-_.]+", "-", pin).lower() for pin in xarray.pins}
+    for name in names.keys() - {"python", "python_abi"}:
+        wheel = re.sub("[-_.]+", "-", f"{aliases.get(name, name)}==").lower()
+        skipped = f"{name}={names[name]}" in xarray.skipped
+        wheels = any(pin.startswith(wheel) for pin in normal)
+        assert wheels or skipped, name
+
+
+def test_a_spec_without_exact_pins_says_so() -> None:
+    dask = target("swegym", "dask__dask-2023.6")
+    assert "tools/make_pins.py" in dask.missing and dask.pins == ()
+    mypy = target("swegym", "python__mypy-0.820")
+    assert not mypy.missing and "setuptools==56.0.0" in mypy.build
+
+
+def test_a_source_of_rows(tmp_path: Path) -> None:
+    rows = plan(str(EXCERPT))
+    known = {tag for found in plan("verified") for tag in found.tags}
+    assert rows and {tag for found in rows for tag in found.tags} <= known
+    with pytest.raises(ImagesError, match="no environment"):
+        plan("verified", ("nobody__*",))
+
+
+def test_what_bake_is_told() -> None:
+    document = json.loads(bake_json(plan("verified"), "/prefixes", "/ca.pem"))
+    names = document["group"]["envs"]["targets"]
+    assert len(names) == 63 and names == list(document["target"])
+    one = document["target"][target("verified", "psf__requests-2.26").name]
+    assert one["contexts"] == {"pythons": "/prefixes"} and one["secret"] == ["id=ca,src=/ca.pem"]
+    assert one["args"]["PYTHON"] == "3.9" and "urllib3==1.26.20" in one["args"]["PINS"].split()
+    assert one["inherits"] == ["env"] and "nanoswe/env:psf__requests-2.26" in one["tags"]
+
+
+def test_the_specs_files_are_as_they_are_written() -> None:
+    """What make_pins.py adds can be read back, and no lock is without a user."""
+    specs = ROOT / "packages/harbor/src/nanoswe_harbor/specs"
+    locks = yaml.safe_load((specs / "locks.yaml").read_text())
+    users = {key for versions in locks["pairs"].values() for v in versions.values() for key in v}
+    assert users == set(locks["locks"]) >= set(facts("images")["builds"])
