@@ -124,10 +124,14 @@ class BwrapSandbox(Sandbox):
 
     async def _finish(self, running: base.Running) -> None:
         """Beside a shell, only what is still below the command is killed."""
-        self._inside.pop(running.handle.pid, None)
-        if self._inside:
-            _kill(_tree(running.handle.pid)[1:])
-        elif not running.ended.done() or len(_children(self._init)) > 1:
+        pid, left = running.handle.pid, len(_children(self._init)) > 1
+        self._inside.pop(pid, None)
+        if not running.ended.done():
+            left = True
+            # It may be about to fork into the sandbox: stopped, its tree is known whole.
+            _kill([pid], signal.SIGSTOP)
+            _kill(_tree(pid))
+        if left and not self._inside:
             await self._kill_all()
         await running.output
         await running.ended
@@ -177,10 +181,10 @@ class BwrapSandbox(Sandbox):
             os.close(terminal)
 
 
-def _kill(pids: list[int]) -> None:
+def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _tree(pid: int) -> list[int]:
