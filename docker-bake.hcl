@@ -23,11 +23,19 @@ target "pythons" {
   contexts = { base = "target:base" }
 }
 
+# One CPython on the base, the same layer below everything that needs it.
+target "python" {
+  name     = "python-${replace(minor, ".", "_")}"
+  matrix   = { minor = ["3.5", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12"] }
+  context  = "docker/python"
+  contexts = { base = "target:base", pythons = PYTHONS }
+  args     = { PYTHON = minor }
+}
+
 # What the generated targets inherit.
 target "env" {
   context  = "docker/env"
-  contexts = { base = "target:base", pythons = PYTHONS }
-  args     = { PYTHON = "3.11", PINS = "", BUILD = "", SYSTEM = "", SKIPPED = "" }
+  contexts = { base = "target:base", python = "target:python-3_11" }
 }
 
 # What plays the network for tests that expect one (psf/requests).
@@ -39,8 +47,7 @@ target "fixture" {
 # The OpenHands runner: its own Python and pins; nothing of ours.
 target "agent" {
   context  = "docker/agent"
-  contexts = { base = "target:base", pythons = PYTHONS }
-  args     = { PYTHON = "3.12" }
+  contexts = { python = "target:python-3_12" }
   tags     = ["${REGISTRY}/agent:${TAG}"]
 }
 
@@ -49,16 +56,16 @@ target "service" {
   name     = package
   matrix   = { package = ["proxy", "evalkit"] }
   context  = "docker/service"
-  contexts = { base = "target:base", pythons = PYTHONS, dist = "dist" }
-  args     = { PYTHON = "3.11", PACKAGE = package }
+  contexts = { python = "target:python-3_11", dist = "dist" }
+  args     = { PACKAGE = package }
   tags     = ["${REGISTRY}/${package}:${TAG}"]
 }
 
 target "trainer-cpu" {
   context  = "docker/trainer"
   target   = "cpu"
-  contexts = { base = "target:base", pythons = PYTHONS, dist = "dist" }
-  args     = { PYTHON = "3.11" }
+  contexts = { python = "target:python-3_11", dist = "dist" }
+  args     = { TORCH = "2.13.0" }
   tags     = ["${REGISTRY}/trainer:${TAG}-cpu"]
 }
 

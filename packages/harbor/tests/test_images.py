@@ -4,13 +4,15 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from nanoswe_harbor.convert import render
 from nanoswe_harbor.envspec import built_name, known_specs, spec_of
 from nanoswe_harbor.families import facts
-from nanoswe_harbor.images import ImagesError, Target, bake_json, plan
+from nanoswe_harbor.images import ImagesError, Target, plan
 from nanoswe_harbor.sources import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,7 +21,8 @@ EXCERPT = Path(__file__).parent / "data" / "verified_excerpt.jsonl"
 
 def test_an_edited_dockerfile_gives_new_tags() -> None:
     digest = hashlib.sha256()
-    for path in sorted((*ROOT.glob("docker/base/*"), *ROOT.glob("docker/env/*"))):
+    paths = (path for name in ("base", "python", "env") for path in ROOT.glob(f"docker/{name}/*"))
+    for path in sorted(paths):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     assert facts("images")["base"] == digest.hexdigest()[:12], "set `base` in specs/images.yaml"
 
@@ -100,14 +103,22 @@ def test_a_source_of_rows(tmp_path: Path) -> None:
         plan("verified", ("nobody__*",))
 
 
+def bake(**given: str | None) -> dict[str, Any]:
+    return json.loads(render("bake.json.j2", {**given, "targets": plan("verified")}))
+
+
 def test_what_bake_is_told() -> None:
-    document = json.loads(bake_json(plan("verified"), "/prefixes", "/ca.pem"))
+    document = bake(pythons="/prefixes", ca="/ca.pem")
     names = document["group"]["envs"]["targets"]
-    assert len(names) == 63 and names == list(document["target"])
+    assert len(names) == 63 and {*names} <= {*document["target"]}
     one = document["target"][target("verified", "psf__requests-2.26").name]
-    assert one["contexts"] == {"pythons": "/prefixes"} and one["secret"] == ["id=ca,src=/ca.pem"]
-    assert one["args"]["PYTHON"] == "3.9" and "urllib3==1.26.20" in one["args"]["PINS"].split()
     assert one["inherits"] == ["env"] and "nanoswe/env:psf__requests-2.26" in one["tags"]
+    assert one["contexts"] == {"python": "target:python-3_9"} and one["secret"] == [
+        "id=ca,src=/ca.pem"
+    ]
+    assert "urllib3==1.26.20" in one["args"]["PINS"].split()
+    assert document["target"]["python-3_9"] == {"contexts": {"pythons": "/prefixes"}}
+    assert "python-3_9" not in bake(pythons=None, ca=None)["target"]
 
 
 def test_the_specs_files_are_as_they_are_written() -> None:

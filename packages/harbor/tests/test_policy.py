@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoswe_harbor.grader import policy, record
+from nanoswe_harbor.convert import render
+from nanoswe_harbor.grader import policy
 from nanoswe_harbor.grader.policy import police, sections
 
 TESTS, GOLD = ["tests/unit/test_a.py", "test_top.py"], ["src/a.py", "setup.cfg"]
@@ -57,10 +58,7 @@ def test_sections_are_the_patch(paths: list[str], newline: bool) -> None:
 
 
 def test_the_program(tmp_path: Path) -> None:
-    for module in (policy, record):
-        (tmp_path / Path(str(module.__file__)).name).write_bytes(
-            Path(str(module.__file__)).read_bytes()
-        )
+    (tmp_path / "policy.py").write_bytes(Path(str(policy.__file__)).read_bytes())
     expected = {"test_files": TESTS, "gold_files": GOLD}
     (tmp_path / "expected.json").write_text(json.dumps(expected))
 
@@ -103,10 +101,13 @@ class T(unittest.TestCase):
     def test_e(self):
         1 / 0
 ''')
+    recorder = tmp_path / "folder/record.py"
+    recorder.parent.mkdir()
+    recorder.write_text(render("record.py.j2", {}))
     (tmp_path / "run.py").write_text("import unittest\nunittest.main('test_x')\n")
     for tail in (["-m", "unittest", "-v", "test_x"], ["run.py", "-v"]):
         plain = [sys.executable, *tail]
-        watched = [sys.executable, str(record.__file__), "results", *tail]
+        watched = [sys.executable, str(recorder), "results", *tail]
         runs = [
             subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
             for argv in (plain, watched)

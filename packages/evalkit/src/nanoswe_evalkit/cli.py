@@ -51,13 +51,15 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
 @click.argument("tasks", type=run_folder)
 @click.option("--mirror", type=run_folder, help="bare repositories; default: beside the tasks")
 @click.option("--sandbox", default="auto", show_default=True)
+@click.option("--images", default="", help="bwrap: store of `nanoswe-harbor image unpack`")
 @click.option("--concurrency", default=2, show_default=True, type=click.IntRange(1, 256))
 @as_json
-def verify(tasks: Path, mirror: Path | None, sandbox: str, concurrency: int, as_json: bool) -> None:
+def verify(tasks: Path, as_json: bool, **given: Any) -> None:
     """Check that the gold patch scores 1 and nothing scores 0, for every task; name the liars."""
     from nanoswe_evalkit.evaluate import verify_tasks
 
-    job = verify_tasks(tasks, mirror, sandbox, concurrency, Console(stderr=True))
+    given["kind"] = given.pop("sandbox")
+    job = verify_tasks(tasks, console=Console(stderr=True), **given)
     liars, count = asyncio.run(job)
     lines = [f"{x['task_id']}: {x['agent']} gave {x['outcome']} {x['why']}" for x in liars]
     lines.append(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")

@@ -103,13 +103,14 @@ def summarize(trials: Sequence[Trial], ks: Sequence[int], seed: int) -> dict[str
 
 
 async def verify_tasks(
-    path: Path, mirror: Path | None, kind: str, concurrency: int, console: Console
+    path: Path, mirror: Path | None, kind: str, images: str, concurrency: int, console: Console
 ) -> tuple[list[dict[str, str]], int]:
     """Gold must score 1, and the tests without any patch 0. (the liars, number of tasks)"""
     tasks, liars = load_tasks(path), []
     with tempfile.TemporaryDirectory(prefix="nanoswe-verify-") as folder:
         work = Path(folder)
-        sandboxes = SandboxFactory(await pick(kind, work), work, _mirror(path, mirror), Limits())
+        limits = Limits(images=images)
+        sandboxes = SandboxFactory(await pick(kind, work), work, _mirror(path, mirror), limits)
         checks: dict[str, tuple[Agent, float]] = {"oracle": (OracleAgent(), 1.0)}
         for name, (agent, want) in (checks | {"nop": (NopAgent(), 0.0)}).items():
             with _progress(console, f"verify {name} ({sandboxes.kind})", len(tasks)) as advance:

@@ -65,6 +65,8 @@ class SandboxSection(Section):
     processes: int = Field(default=64, ge=1)
     output_bytes: int = Field(default=65536, ge=1024)
     file_mb: int = Field(default=256, ge=1)
+    images: str = ""
+    """bwrap: store of `nanoswe-harbor image unpack`, whose roots stand for the tasks' images."""
 
     def limits(self) -> Limits:
         return Limits(**self.model_dump(exclude={"kind"}))

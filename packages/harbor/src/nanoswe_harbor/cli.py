@@ -18,6 +18,7 @@ from nanoswe_harbor import __version__
 from nanoswe_harbor.instance import HarborError
 
 COUNT = click.IntRange(1)
+STORE = "runs/images/store"
 COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 
@@ -146,11 +147,12 @@ def grade(as_json: bool, nonce: str | None, **given: Any) -> None:
 def images(source: str, as_json: bool, **given: Any) -> None:
     """Build the environment images of SOURCE: nano, verified, swegym, or any source of rows. What
     is there is not built again; one that fails stops no other, and the exit code is 1."""
-    from nanoswe_harbor.building import build, table
-    from nanoswe_harbor.images import bake_json, merged, plan
+    from nanoswe_harbor.building import build
+    from nanoswe_harbor.convert import render
+    from nanoswe_harbor.images import merged, plan
 
     targets = plan(source, given["only"])
-    generated = bake_json(targets, given["pythons"], given["ca"])
+    generated = render("bake.json.j2", {**given, "targets": targets})
     if given["prints"]:
         click.echo(merged(generated))
         return
@@ -160,8 +162,27 @@ def images(source: str, as_json: bool, **given: Any) -> None:
         for result in build(targets, generated, given["logs"], given["keep_free_gb"]):
             results.append(result)
             bar.update(job, advance=1, description=result.target)
-    click.echo(json.dumps([vars(r) for r in results]) if as_json else table(results))
-    sys.exit(any(result.state in ("failed", "planned") for result in results))
+    text = render("builds.txt.j2", {"results": results})
+    click.echo(json.dumps([vars(result) for result in results]) if as_json else text)
+    sys.exit(any(result.why for result in results))
+
+
+@cli.group()
+def image() -> None:
+    """Look after built and unpacked images."""
+
+
+@image.command("unpack")
+@click.argument("source")
+@click.option("--store", default=STORE, show_default=True, type=click.Path(path_type=Path))
+@click.option("--registry", default="", help="URL that stands for the public registry")
+@click.option("--max-gb", default=40.0, show_default=True, help="refuse an image that is larger")
+def unpack(source: str, **given: Any) -> None:
+    """Make a folder of SOURCE, an image's name in a registry or an archive (docker save, OCI): no
+    Docker, no root. The sandbox `bwrap` runs tasks in it (`sandbox.images`)."""
+    from nanoswe_harbor.unpack import unpack as unpack_image
+
+    click.echo(unpack_image(source, **given))
 
 
 def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:

@@ -44,7 +44,7 @@ TEMPLATES.filters.update(  # TOML's strings and arrays are JSON's, once DEL is e
     base64=lambda text: base64.b64encode(text.encode()).decode(),
     shell=shlex.join,
 )
-RENDERED = [name for name in OURS if Path(name).suffix not in (".py", ".diff", ".patch")]
+RENDERED = [name for name in OURS if f"{Path(name).name}.j2" in TEMPLATES.list_templates()]
 OnRow = Callable[[], None]  # told of every row, task or not
 Converted = tuple[int, int, list[Rejected]]  # tasks, those that were there already, no tasks
 Made = Rejected | tuple[str, dict[str, bytes]]  # a task's id and files
@@ -115,7 +115,7 @@ def task_files(row: Instance, source: str, images: str = "published") -> dict[st
         "expected": expectations(row, spec.parser or "pytest"),
         "safe": shlex.join(SAFE),
     }
-    files = {name: _render(f"{Path(name).name}.j2", context) for name in RENDERED}
+    files = {name: render(f"{Path(name).name}.j2", context) for name in RENDERED}
     files |= {"tests/test_patch.diff": row.test_patch, "solution/gold.patch": row.patch}
     files |= {"tests/eval_script.sh": row.eval_script} if row.eval_script else {}
     return {name: text.encode() for name, text in {**files, **_grader_files()}.items()}
@@ -143,14 +143,14 @@ def _write_dataset(
         raise ConvertError(f"{source}: no rows; nothing to convert")
     context = {"name": out.name, "source": source, "tasks": sorted(tasks.items())}
     for name in ["dataset.toml", "registry.json"] + ["rejected.jsonl"] * bool(rejected):
-        _write(folder, {name: _render(f"{name}.j2", {**context, "rejected": rejected}).encode()})
+        _write(folder, {name: render(f"{name}.j2", {**context, "rejected": rejected}).encode()})
     return len(tasks), unchanged, rejected
 
 
 @functools.cache
 def _grader_files() -> dict[str, str]:
     folder = resources.files("nanoswe_harbor") / "grader"
-    names = [name for name in OURS if name.endswith(".py")]
+    names = [name for name in OURS if name.endswith(".py") and name not in RENDERED]
     return {name: (folder / Path(name).name).read_text(encoding="utf-8") for name in names}
 
 
@@ -194,5 +194,6 @@ def _replacing(out: Path) -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _render(template: str, context: dict[str, Any]) -> str:
+def render(template: str, context: dict[str, Any]) -> str:
+    """The text of a template of this package."""
     return TEMPLATES.get_template(template).render(context)

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from nanoswe_harbor.families import facts
 from nanoswe_harbor.instance import HarborError, Instance
 
+INSTALLED = re.compile(r"apt-get (?:-y )?install ([^&;|]*)")  # by a line of a spec's pre_install
+
 
 class SpecError(HarborError):
     """No environment is known for a row."""
@@ -115,19 +117,15 @@ def _locked(spec: EnvSpec, digest: str) -> EnvSpec:
     images, locks = facts("images"), facts("locks")
     versions = [v for v, users in locks["pairs"].get(spec.repo, {}).items() if digest in users]
     users = [find_spec(spec.repo, version)[1] for version in versions] or [spec]
-    named = {name for user in users for line in user.pre_install for name in _installed(line)}
+    lines = "; ".join(line for user in users for line in user.pre_install)
+    words = " ".join(INSTALLED.findall(lines)).split()
+    named = {word for word in words if not word.startswith("-")}
     found = {
         "lock": tuple(locks["locks"].get(digest, ())),
         "build": tuple(images["builds"].get(digest, ())),
         "system": tuple(sorted(named | set(images["system"].get(spec.repo, ())))),
     }
     return spec.model_copy(update=found)
-
-
-def _installed(line: str) -> list[str]:
-    """The Debian packages that a shell line installs."""
-    words = [part.split() for part in re.findall(r"apt-get (?:-y )?install ([^&;|]*)", line)]
-    return [word for part in words for word in part if not word.startswith("-")]
 
 
 def image_name(row: Instance, profile: Profile, spec: EnvSpec, images: str = "published") -> str:

@@ -6,14 +6,13 @@ and the bake file, merged with docker-bake.hcl. Refuses (ImagesError) a source w
 environment, a missing docker; a spec without exact pins is planned, and says why it is not built.
 """
 
-import json
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from nanoswe_harbor.envspec import EnvSpec, Profile, SpecError, built_name, known_specs, spec_of
 from nanoswe_harbor.families import facts
@@ -45,37 +44,20 @@ class Target:
 def plan(source: str, only: tuple[str, ...] = ()) -> list[Target]:
     """The distinct environments of a source whose alias (owner__repo-version) matches `only`."""
     users: dict[str, list[tuple[Profile, EnvSpec]]] = {}
+    alias_of: dict[str, str] = {}  # alias → the digest it stands for: that of most rows comes first
     for profile, spec in _specs(source):
         users.setdefault(spec.digest, []).append((profile, spec))
-    alias_of: dict[str, str] = {}  # alias → the digest it stands for: that of most rows comes first
-    for digest, found in users.items():
-        for alias in _aliases(found):
-            alias_of.setdefault(alias, digest)
+        alias_of.setdefault(built_name(profile, spec).rpartition("-")[0], spec.digest)
     targets = []
     for digest, found in users.items():
-        aliases = _aliases(found)
-        if not only or any(
-            fnmatchcase(alias.split(":")[1], name) for alias in aliases for name in only
-        ):
-            plain = tuple(alias for alias in aliases if alias_of[alias] == digest)
-            targets.append(_target(found, plain))
+        tags = list(dict.fromkeys(built_name(*user) for user in found))
+        names = [tag.partition(":")[2].rpartition("-")[0] for tag in tags]
+        if not only or any(fnmatchcase(name, wanted) for name in names for wanted in only):
+            aliases = (alias for alias, owner in alias_of.items() if owner == digest)
+            targets.append(_target(found[0][1], (*tags, *aliases)))
     if not targets:
         raise ImagesError(f"{source}: no environment to build; does one match --only?")
     return targets
-
-
-def bake_json(targets: Iterable[Target], pythons: str | None = None, ca: str | None = None) -> str:
-    """What bake merges with the static file: a target each, and the group `env` of them all."""
-    shared: dict[str, Any] = {"inherits": ["env"]}
-    shared |= {"contexts": {"pythons": pythons}} if pythons else {}
-    shared |= {"secret": [f"id=ca,src={ca}"]} if ca else {}
-    made = {}
-    for target in targets:
-        words = {key: getattr(target, key) for key in ("pins", "build", "system", "skipped")}
-        args = {key.upper(): " ".join(value) for key, value in words.items()}
-        args["PYTHON"] = target.python
-        made[target.name] = {**shared, "args": args, "tags": list(target.tags)}
-    return json.dumps({"group": {"envs": {"targets": list(made)}}, "target": made}, indent=1)
 
 
 def merged(generated: str) -> str:
@@ -84,18 +66,19 @@ def merged(generated: str) -> str:
     static = re.findall(r'^target "([a-z-]+)"', text, re.MULTILINE)
     if not static:
         raise ImagesError(f"{BAKE_FILE}: not here; run this in a checkout of the repository")
-    argv = ["docker", "buildx", "bake", "-f", BAKE_FILE, "-f", "-", "--print", "envs", *static]
-    return run(argv, generated)
+    files = ("-f", BAKE_FILE, "-f", "-")
+    return docker("buildx", "bake", *files, "--print", "envs", *static, stdin=generated)
 
 
-def run(argv: list[str], stdin: str = "") -> str:
-    """Output of a command that has to succeed."""
+def docker(*argv: str, stdin: str = "") -> str:
+    """Output of a docker command that has to succeed."""
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False)
+        command = ["docker", *argv]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise ImagesError(f"{argv[0]}: not found; install docker with buildx") from error
+        raise ImagesError("docker: not found; install it, with buildx") from error
     if done.returncode:
-        raise ImagesError(f"{' '.join(argv[:3])}: {done.stderr.strip()[-500:] or 'failed'}")
+        raise ImagesError(f"docker {argv[0]}: {done.stderr.strip()[-500:] or 'failed'}")
     return done.stdout
 
 
@@ -120,32 +103,22 @@ def _specs(source: str) -> Iterator[tuple[Profile, EnvSpec]]:
         yield from known_specs(BENCHMARKS[source])
         return
     for row in scan(source):
-        try:
-            if isinstance(row, Instance) and row.family == "swe-bench":
+        if isinstance(row, Instance) and row.family == "swe-bench":
+            with suppress(SpecError):  # convert says so
                 yield spec_of(row)
-        except SpecError:
-            continue  # convert says so
 
 
-def _aliases(users: list[tuple[Profile, EnvSpec]]) -> list[str]:
-    """The tags without a digest that stand for an environment."""
-    return list(dict.fromkeys(built_name(*user).rpartition("-")[0] for user in users))
-
-
-def _target(users: list[tuple[Profile, EnvSpec]], aliases: tuple[str, ...]) -> Target:
-    tags = tuple(dict.fromkeys(built_name(*user) for user in users))
-    spec = users[0][1]
+def _target(spec: EnvSpec, tags: tuple[str, ...]) -> Target:
     named = spec.lock or (*spec.packages.split(), *spec.pip_packages)
-    own = (
+    exact = bool(spec.lock) or (
         not spec.package_files and bool(named or not spec.install) and all("=" in p for p in named)
     )
-    exact = bool(spec.lock) or own
     pins, skipped = _wheels(named if exact else ())
     python = next((pin for pin in named if re.match(r"python=\d", pin)), f"python={spec.python}")
     tools = [pin for pin in pins if re.match("(setuptools|wheel)==", pin)]
     return Target(
         name="env-" + re.sub(r"[^a-z0-9_-]", "_", tags[0].split(":")[1]),
-        tags=tags + aliases,
+        tags=tags,
         python=".".join(python.split("=")[1].split(".")[:2]),
         pins=tuple(pins),
         build=spec.build or tuple(tools),

@@ -34,13 +34,15 @@ class SandboxError(EvalkitError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one command may use. `file_mb` bounds each file and each tmpfs."""
+    """What one command may use. `file_mb` bounds each file and each tmpfs. `images`: the store of
+    `image unpack` where bwrap finds the tasks' images; without one it has this machine's /usr."""
 
     timeout_sec: float = 60
     memory_mb: int = 1024
     processes: int = 64
     output_bytes: int = 65536
     file_mb: int = 256
+    images: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class BwrapSandbox(Sandbox):
             raise SandboxError(f"{task.task_id}: bwrap needs a checkout; set tasks.mirror")
         super().__init__(task, checkout, limits)
         self.lower = checkout
+        self.image = view.unpacked(limits.images, task.docker_image)
         self.slot = -1
         self.scratch: Path | None = None
         self._holder: asyncio.subprocess.Process | None = None
@@ -49,7 +50,7 @@ class BwrapSandbox(Sandbox):
     async def probe(work: Path) -> None:
         """Raise SandboxError unless the whole form used here starts on this machine."""
         work.mkdir(parents=True, exist_ok=True)
-        task: Any = SimpleNamespace(workdir="/testbed", task_id="probe")
+        task: Any = SimpleNamespace(workdir="/testbed", task_id="probe", docker_image="")
         with tempfile.TemporaryDirectory(prefix=".probe-", dir=work) as folder:
             sandbox = BwrapSandbox(task, Path(folder), Limits())
             try:
@@ -67,13 +68,14 @@ class BwrapSandbox(Sandbox):
         _live_slots.add(self.slot)
         # Beside the checkout, so on its filesystem: inode numbers stay, and git trusts its index.
         self.scratch = _scratch(self.lower.parent, self.slot)
-        options = view.options_for(self.lower, self.scratch, self.task.workdir, self.limits)
+        places = (self.lower, self.scratch, self.task.workdir)
+        options = view.options_for(*places, self.limits, self.image)
         args = os.memfd_create("bwrap")  # the command line of pid 1 is for all in it to see
         os.write(args, os.fsencode("\0".join(options)))
         os.lseek(args, 0, os.SEEK_SET)
         self._holder = await asyncio.create_subprocess_exec(
             *(view.bwrap_path(), "--args", str(args), "--", "sh", "-c", base.IDLE, base.IDLE),
-            env=view.environment(), stdin=asyncio.subprocess.DEVNULL, pass_fds=(args,),
+            env=view.environment(self.image), stdin=asyncio.subprocess.DEVNULL, pass_fds=(args,),
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
             start_new_session=True  # a terminal's Ctrl-C is for the harness alone
         )  # fmt: skip
@@ -117,21 +119,17 @@ class BwrapSandbox(Sandbox):
         with view.entrance(self._init) as (enter, fds):
             return await asyncio.create_subprocess_exec(
                 *(*enter, *view.wrapper(self.slot, self.limits), *chdir, *command.argv),
-                env={**view.environment(), **command.env}, stdin=tty or stdin,
+                env={**view.environment(self.image), **command.env}, stdin=tty or stdin,
                 stdout=tty or asyncio.subprocess.PIPE, stderr=tty or asyncio.subprocess.STDOUT,
                 pass_fds=fds, start_new_session=True
             )  # fmt: skip
 
     async def _finish(self, running: base.Running) -> None:
         """Beside a shell, only what is still below the command is killed."""
-        pid, left = running.handle.pid, len(_children(self._init)) > 1
-        self._inside.pop(pid, None)
-        if not running.ended.done():
-            left = True
-            # It may be about to fork into the sandbox: stopped, its tree is known whole.
-            _kill([pid], signal.SIGSTOP)
-            _kill(_tree(pid))
-        if left and not self._inside:
+        self._inside.pop(running.handle.pid, None)
+        if self._inside:
+            _kill(_tree(running.handle.pid)[1:])
+        elif not running.ended.done() or len(_children(self._init)) > 1:
             await self._kill_all()
         await running.output
         await running.ended
@@ -181,10 +179,10 @@ class BwrapSandbox(Sandbox):
             os.close(terminal)
 
 
-def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+def _kill(pids: list[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
 
 
 def _tree(pid: int) -> list[int]:
@@ -214,7 +212,7 @@ def _rss_bytes(pids: list[int]) -> int:
 
 def _scratch(parent: Path, slot: int) -> Path:
     scratch = Path(tempfile.mkdtemp(prefix=".live-", dir=parent))
-    for name in ("upper", "work"):
+    for name in ("upper", "work", "env-upper", "env-work"):
         (scratch / name).mkdir()
         if view.IS_ROOT:
             os.chown(scratch / name, view.uid_of(slot), view.uid_of(slot))

@@ -1,12 +1,13 @@
 """What a bwrap sandbox sees and may use: the options and the wrapper of its command line.
 
-In: the lower layer, a scratch folder, limits. Out: bwrap's options, and the programs that stand
-before the command. Visible: `/usr`, a generated `/etc`, the base interpreter without
-site-packages, a fresh `/tmp`, and the work directory. Refuses (SandboxError) a missing or old
-bwrap.
+In: the lower layer, a scratch folder, limits, perhaps an unpacked image. Out: bwrap's options, and
+the programs that stand before the command. Visible: the image's root, or else `/usr` and the base
+interpreter without site-packages; a generated `/etc`, a fresh `/tmp`, and the work directory.
+Refuses (SandboxError) a missing or old bwrap, an image that is not unpacked.
 """
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError
+from nanoswe_harbor.unpack import name_path
 
 REMEDY = "install the extra nanoswe-evalkit[bwrap] or a system bubblewrap >= 0.11"
 IS_ROOT = os.geteuid() == 0
@@ -57,24 +59,44 @@ def wrapper(slot: int, limits: Limits) -> list[str]:
     return [*(drop if IS_ROOT else ()), *limit]
 
 
-def options_for(lower: Path, scratch: Path, workdir: str, limits: Limits) -> list[str]:
+def options_for(
+    lower: Path, scratch: Path, workdir: str, limits: Limits, image: Path | None
+) -> list[str]:
     size = str(limits.file_mb * MIB)
-    options = [*_fixed_options(), "--ro-bind", str(make_etc(scratch.parent)), "/etc"]
+    etc = make_etc(scratch.parent, image)
+    options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    options += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1"]
+    options += [] if IS_ROOT else ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+    if image is None:
+        options += [*_host_options(), "--ro-bind", str(etc), "/etc"]
+    else:
+        options += ["--ro-bind", str(image / "root"), "/", "--proc", "/proc", "--dev", "/dev"]
+        options += ["--overlay-src", f"{image}/root/etc", "--overlay-src", str(etc)]
+        options += ["--ro-overlay", "/etc"]
     for folder in ("/tmp", "/dev/shm"):
         options += ["--perms", "1777", "--size", size, "--tmpfs", folder]
     options += ["--perms", "0777", "--dir", "/tmp/home", "--overlay-src", str(lower)]
     options += ["--overlay", str(scratch / "upper"), str(scratch / "work"), workdir]
+    if image and (prefix := environment(image).get("CONDA_PREFIX", "")):  # tests reinstall into it
+        options += ["--overlay-src", f"{image}/root{prefix}"]
+        options += ["--overlay", str(scratch / "env-upper"), str(scratch / "env-work"), prefix]
     return [*options, "--remount-ro", "/"]
 
 
+def unpacked(store: str, name: str) -> Path | None:
+    """The folder of a task's image in a store of `image unpack`; no store, no image."""
+    if not store:
+        return None
+    if not (folder := name_path(Path(store), name)).exists():
+        remedy = f"nanoswe-harbor image unpack {name} --store {store}"
+        raise SandboxError(f"{name} is not unpacked in {store}; {remedy}")
+    return folder.resolve()
+
+
 @cache
-def _fixed_options() -> tuple[str, ...]:
-    """Everything that is the same for all sandboxes of this process."""
-    options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    options += ["--hostname", "sandbox"]
-    options += ["--die-with-parent", "--as-pid-1", "--ro-bind", "/usr", "/usr"]
-    if not IS_ROOT:
-        options += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+def _host_options() -> tuple[str, ...]:
+    """What stands for an image: /usr and the interpreter of this process."""
+    options = ["--ro-bind", "/usr", "/usr"]
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
         if path.is_symlink():
             options += ["--symlink", str(path.readlink()), str(path)]
@@ -93,12 +115,15 @@ def _fixed_options() -> tuple[str, ...]:
 
 
 @cache
-def environment() -> dict[str, str]:
+def environment(image: Path | None = None) -> dict[str, str]:
     path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    if not sys.base_prefix.startswith("/usr"):
+    if image is None and not sys.base_prefix.startswith("/usr"):
         path = f"{sys.base_prefix}/bin:{path}"
-    env = {"PATH": path, "HOME": "/tmp/home", "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
-    return env | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0", "USER": "agent"}
+    config = json.loads((image / "config.json").read_bytes())["config"] if image else {}
+    own = dict(entry.split("=", 1) for entry in config.get("Env") or ())
+    env = {"PATH": path, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC", **own}
+    env |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    return env | {"HOME": "/tmp/home", "USER": "agent"}
 
 
 @contextmanager
@@ -120,9 +145,10 @@ def entrance(pid: int) -> Iterator[tuple[list[str], tuple[int, ...]]]:
         os.close(outer)
 
 
-def make_etc(folder: Path) -> Path:
-    """The /etc of all sandboxes of this process below `folder`: every uid is the user `agent`."""
-    if (etc := folder / f".etc-{os.getpid()}").exists():
+def make_etc(folder: Path, image: Path | None) -> Path:
+    """The /etc of all sandboxes of this process below `folder`, or what stands before an image's:
+    every uid is the user `agent`."""
+    if (etc := folder / f".etc-{os.getpid()}{'-image' * bool(image)}").exists():
         return etc
     etc.mkdir()
     ids = sorted({1000, *(uid_of(slot) for slot in range(SLOTS))})
@@ -132,9 +158,9 @@ def make_etc(folder: Path) -> Path:
     files |= {"hosts": "127.0.0.1 localhost sandbox\n", "nsswitch.conf": NSSWITCH}
     for name, text in files.items():
         (etc / name).write_text(f"{text.rstrip()}\n")
-    if Path("/etc/ld.so.cache").exists():
+    if image is None and Path("/etc/ld.so.cache").exists():
         shutil.copyfile("/etc/ld.so.cache", etc / "ld.so.cache")
-    if Path("/etc/alternatives").is_dir():
+    if image is None and Path("/etc/alternatives").is_dir():
         shutil.copytree("/etc/alternatives", etc / "alternatives", symlinks=True)
     etc.chmod(0o755)
     return etc

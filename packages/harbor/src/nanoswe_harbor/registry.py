@@ -1,0 +1,140 @@
+"""registry: what a registry has, by its HTTP API (OCI distribution; Docker's schema 2).
+
+In: image names (`[host/]name[:tag][@digest]`). Out: the digest of each (HEAD on its manifest), and
+manifests and blobs, checked against their digests. Tokens are fetched as the registry asks,
+retry-after is obeyed within a bound, proxies come from the environment. Refuses (RegistryError) a
+bad name, what a registry denies, an answer that never comes.
+"""
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from nanoswe_harbor.instance import HarborError
+
+PUBLIC = "https://registry-1.docker.io"
+TRIES, LONGEST_WAIT_SEC = 5, 60.0
+KINDS = "oci.image.index.v1 oci.image.manifest.v1 docker.distribution.manifest.list.v2"
+KINDS += " docker.distribution.manifest.v2"
+MEDIA = [f"application/vnd.{kind}+json" for kind in KINDS.split()]
+MISSING = (401, 403, 404)  # a public registry denies what it does not have
+NAME = re.compile(
+    r"(?:(?P<host>[a-z0-9.-]+\.[a-z0-9.-]+(?::\d+)?|localhost(?::\d+)?|[a-z0-9.-]+:\d+)/)?"
+    r"(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)(?::(?P<tag>\w[\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+class RegistryError(HarborError):
+    """A registry cannot be asked, or gives something else than what its digest says."""
+
+
+def parse(image: str, registry: str = "") -> tuple[str, str]:
+    """(the URL of an image's repository, the tag or digest to ask for); `registry` is the URL of
+    what stands for the public one."""
+    found = NAME.fullmatch(image)
+    if found is None:
+        raise RegistryError(f"{image}: not the name of an image")
+    host, path = found["host"], found["path"]
+    url = f"{'http' if re.match('(localhost|127[.])', host or '') else 'https'}://{host}"
+    if host in (None, "docker.io"):
+        url, path = registry or PUBLIC, path if "/" in path else f"library/{path}"
+    return f"{url.rstrip('/')}/v2/{path}", found["digest"] or found["tag"] or "latest"
+
+
+class Registry:
+    """A client for as long as one job lasts; tokens are kept by repository."""
+
+    def __init__(self, client: httpx.AsyncClient, jobs: int) -> None:
+        self.client, self.slots = client, asyncio.Semaphore(jobs)
+        self.tokens: dict[str, str] = {}
+
+    async def digest(self, repository: str, reference: str) -> str:
+        """The digest of what a tag stands for, or "" where there is nothing."""
+        answer = await self._ask("HEAD", f"{repository}/manifests/{reference}")
+        if answer.status_code in MISSING:
+            return ""
+        return str(answer.headers["docker-content-digest"])
+
+    async def manifest(self, repository: str, reference: str) -> bytes:
+        url = f"{repository}/manifests/{reference}"
+        answer = await self._ask("GET", url)
+        if answer.status_code in MISSING:
+            raise RegistryError(f"{url}: not there, or denied; is the name right?")
+        _check(reference, hashlib.sha256(answer.content).hexdigest(), url)
+        return answer.content
+
+    async def blob(self, repository: str, digest: str, to: Path) -> None:
+        """Fetch a blob into a file, unless it is there: whole, and as its digest says."""
+        if to.exists():
+            return
+        part, url = to.with_name(f"{to.name}.part"), f"{repository}/blobs/{digest}"
+        answer = await self._ask("GET", url, part)
+        if answer.status_code != httpx.codes.OK:
+            raise RegistryError(f"{url}: answered {answer.status_code}")
+        with part.open("rb") as file:
+            _check(digest, hashlib.file_digest(file, "sha256").hexdigest(), url)
+        part.rename(to)
+
+    async def _ask(self, method: str, url: str, to: Path | None = None) -> httpx.Response:
+        """The answer, once the registry asks for no token and no patience; its body in a file."""
+        repository, reason, wait = url.rsplit("/", 2)[0], "", 0.0
+        for turn in range(TRIES):
+            await asyncio.sleep(wait)
+            wait = 2.0**turn / 4
+            headers = {"Accept": ", ".join(MEDIA), "Accept-Encoding": "identity"}
+            if token := self.tokens.get(repository):
+                headers["Authorization"] = token
+            try:
+                async with self.slots, self.client.stream(method, url, headers=headers) as answer:
+                    code, reason = answer.status_code, f"answered {answer.status_code}"
+                    if code == httpx.codes.UNAUTHORIZED and await self._log_in(repository, answer):
+                        wait = 0.0
+                    elif code == httpx.codes.TOO_MANY_REQUESTS or code >= 500:
+                        asked = answer.headers.get("retry-after", "")
+                        wait = min(float(asked), LONGEST_WAIT_SEC) if asked.isdigit() else wait
+                    elif to is None or code != httpx.codes.OK:
+                        await answer.aread()
+                        return answer
+                    else:
+                        with to.open("wb") as file:
+                            async for chunk in answer.aiter_raw():
+                                file.write(chunk)
+                        return answer
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+        raise RegistryError(f"{url}: {reason}, {TRIES} times; can the registry be reached?")
+
+    async def _log_in(self, repository: str, answer: httpx.Response) -> bool:
+        """Get the token that the challenge asks for. Is it worth another try?"""
+        asked = dict(re.findall(r'(\w+)="([^"]*)"', answer.headers.get("www-authenticate", "")))
+        if repository in self.tokens or "realm" not in asked:
+            return False
+        reply = await self.client.get(asked.pop("realm"), params=asked)
+        if reply.status_code == httpx.codes.OK:
+            fields = reply.json()
+            self.tokens[repository] = f"Bearer {fields.get('token') or fields['access_token']}"
+        return reply.status_code == httpx.codes.OK
+
+
+@asynccontextmanager
+async def connect(jobs: int = 8) -> AsyncIterator[Registry]:
+    async with httpx.AsyncClient(follow_redirects=True, timeout=60) as client:
+        yield Registry(client, jobs)
+
+
+async def digests(images: Iterable[str], registry: str = "", jobs: int = 8) -> dict[str, str]:
+    """Image → the digest of its manifest, "" where it is missing."""
+    names = list(dict.fromkeys(images))
+    async with connect(jobs) as client:
+        found = await asyncio.gather(*(client.digest(*parse(name, registry)) for name in names))
+    return dict(zip(names, found, strict=True))
+
+
+def _check(wanted: str, found: str, url: str) -> None:
+    if wanted.startswith("sha256:") and wanted != f"sha256:{found}":
+        raise RegistryError(f"{url}: its content has another digest; try again")

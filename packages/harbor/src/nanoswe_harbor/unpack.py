@@ -1,0 +1,131 @@
+"""unpack: an image as a folder, without Docker and without root.
+
+In: the name of an image in a registry, or an archive (`docker save`, OCI). Out: a content-addressed
+folder, STORE/<image id>/{root, config.json}; STORE/names/<name> points there. Each layer is checked
+against its digest (layers.py). Refuses (UnpackError) an archive that is cut off or no image.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from nanoswe_harbor.families import BAD_ROW
+from nanoswe_harbor.layers import Budget, UnpackError, apply
+from nanoswe_harbor.registry import connect, parse
+
+GIB, MOST_JSON = 2**30, 8 * 2**20
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+BROKEN = (tarfile.TarError, zlib.error, EOFError, FileNotFoundError, *BAD_ROW)
+
+
+def name_path(store: Path, image: str) -> Path:
+    """What stands for the name of an image in a store: a link to its folder."""
+    return store / "names" / quote(image, safe="")
+
+
+def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> Path:
+    """Unpack an archive, or an image by name. The folder that holds `root` and `config.json`."""
+    store = store.resolve()
+    (store / "names").mkdir(parents=True, exist_ok=True)
+    pulled = store / ".pulled"  # what an interrupted pull got is kept
+    with tempfile.TemporaryDirectory(dir=store, prefix=".part-") as scratch:
+        try:
+            if Path(source).is_file():
+                with tarfile.open(source) as archive:
+                    archive.extractall(scratch, filter="data")
+                names, config, layers = _read(Path(scratch))
+            else:
+                asyncio.run(_pull(source, registry, pulled))
+                names, config, layers = [source], *_read(pulled)[1:]
+            final = store / hashlib.sha256(config).hexdigest()
+            if not final.exists():
+                _build(config, layers, Path(scratch, "new"), max_gb)
+                Path(scratch, "new").rename(final)
+        except BROKEN as error:
+            text = f"{source}: not a whole image ({error or type(error).__name__})"
+            raise UnpackError(text) from error
+        shutil.rmtree(pulled, ignore_errors=True)
+    for name in names:
+        (link := name_path(store, name)).unlink(missing_ok=True)
+        link.symlink_to(Path("..", final.name))
+    return final
+
+
+async def _pull(image: str, registry: str, folder: Path) -> None:
+    """Fetch an image as an OCI layout."""
+    repository, reference = parse(image, registry)
+    async with connect() as client:
+        content = await client.manifest(repository, reference)
+        if entries := _decoded(content).get("manifests"):
+            wanted = {"os": "linux", "architecture": ARCHITECTURES.get(os.uname().machine)}
+            fits = [entry for entry in entries if wanted.items() <= entry["platform"].items()]
+            content = await client.manifest(repository, fits[0]["digest"])
+        (folder / "blobs/sha256").mkdir(parents=True, exist_ok=True)
+        async with asyncio.TaskGroup() as group:
+            for digest in _digests(content):
+                group.create_task(client.blob(repository, digest, folder / _path(digest)))
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    (folder / _path(digest)).write_bytes(content)
+    (folder / "index.json").write_text(json.dumps({"manifests": [{"digest": digest}]}))
+
+
+def _read(folder: Path) -> tuple[list[str], bytes, list[Path]]:
+    """(names, configuration, layers) of what `docker save` wrote, or of an OCI layout."""
+    if (listing := folder / "manifest.json").is_file():
+        found = json.loads(_small(listing))[0]
+        names, files = found["RepoTags"] or [], [found["Config"], *found["Layers"]]
+    else:
+        entry = _decoded(_small(folder / "index.json"))["manifests"][0]
+        names = list(filter(None, [entry.get("annotations", {}).get("io.containerd.image.name")]))
+        files = [_path(digest) for digest in _digests(_small(folder / _path(entry["digest"])))]
+    if any(name.startswith("/") or ".." in name for name in files):
+        raise ValueError("a layer outside of it")
+    return names, _small(folder / files[0]), [folder / name for name in files[1:]]
+
+
+def _digests(manifest: bytes) -> list[str]:
+    """The digests of the configuration and of each layer."""
+    found = _decoded(manifest)
+    return [part["digest"] for part in (found["config"], *found["layers"])]
+
+
+def _build(config: bytes, layers: list[Path], new: Path, max_gb: float) -> None:
+    """Make an image's folder of its layers."""
+    (new / "root").mkdir(parents=True)
+    (new / "config.json").write_bytes(config)
+    budget = Budget(min(max_gb * GIB, shutil.disk_usage(new).free - GIB))
+    diff_ids = _decoded(config)["rootfs"]["diff_ids"]
+    for layer, diff_id in zip(layers, diff_ids, strict=True):
+        apply(layer, diff_id, new / "root", budget)
+    for name in ("dev", "proc", "sys", "tmp"):  # where a sandbox mounts
+        (new / "root" / name).mkdir(exist_ok=True)
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise ValueError("not a table of names")
+    return found
+
+
+def _small(path: Path) -> bytes:
+    """The whole of a file that describes others."""
+    if path.stat().st_size > MOST_JSON:
+        raise ValueError("a description of more than 8 MiB")
+    return path.read_bytes()
+
+
+def _path(digest: str) -> str:
+    """Where a blob lies in an OCI layout."""
+    if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+        raise ValueError(f"{digest!r} is no digest")
+    return f"blobs/{digest.replace(':', '/')}"
