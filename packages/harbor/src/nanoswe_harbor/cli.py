@@ -4,6 +4,8 @@ In: arguments. Out: results on stdout (`--json` for machines), progress on stder
 1 ran and found failures, 2 could not run. Every error is one line, `error: …`, never a traceback.
 """
 
+import asyncio
+import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -17,10 +19,10 @@ from rich.progress import MofNCompleteColumn, Progress
 from nanoswe_harbor import __version__
 from nanoswe_harbor.instance import HarborError
 
-COUNT = click.IntRange(1)
-STORE = "runs/images/store"
+COUNT, FOLDER = click.IntRange(1), click.Path(path_type=Path)
 COLUMNS = (*Progress.get_default_columns(), MofNCompleteColumn())
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
+registry_url = click.option("--registry", default="", help="URL that stands for the public one")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,18 +141,32 @@ def grade(as_json: bool, nonce: str | None, **given: Any) -> None:
 @click.argument("source")
 @click.option("--only", multiple=True, help="take images named owner__repo-version; * is any")
 @click.option("--print", "prints", is_flag=True, help="print what bake would build; no daemon")
+@click.option("--check", is_flag=True, help="ask the registry what is published, and pin it")
+@registry_url
+@click.option("--jobs", default=8, show_default=True, type=COUNT, help="of --check: connections")
 @click.option("--pythons", help="folder of CPython prefixes (3.9, 3.9.18, …); default: fetched")
 @click.option("--ca", help="file of extra certificates, a build secret")
 @click.option("--keep-free-gb", default=10.0, show_default=True, help="stop when less is free")
-@click.option("--logs", default="runs/images", show_default=True, type=click.Path(path_type=Path))
+@click.option("--logs", default="runs/images", show_default=True, type=FOLDER)
 @as_json
 def images(source: str, as_json: bool, **given: Any) -> None:
     """Build the environment images of SOURCE: nano, verified, swegym, or any source of rows. What
-    is there is not built again; one that fails stops no other, and the exit code is 1."""
-    from nanoswe_harbor.building import build
+    is there is not built again; one that fails stops no other, and the exit code is 1. --check: the
+    digests are written into the tasks of a folder, and the exit code is 1 where one is missing."""
     from nanoswe_harbor.convert import render
-    from nanoswe_harbor.images import merged, plan
+    from nanoswe_harbor.images import build, merged, plan
 
+    if given["check"]:
+        from nanoswe_harbor.registry import digests, pin, published
+
+        names = published(source)
+        found = asyncio.run(digests(names.values(), given["registry"], given["jobs"]))
+        if Path(source).is_dir():
+            pin(Path(source), found)
+        lines = [f"{row}: missing: {name}" for row, name in names.items() if not found[name]]
+        text = "\n".join([*lines, f"{len(names) - len(lines)} of {len(names)} images are there"])
+        click.echo(json.dumps(found) if as_json else text)
+        sys.exit(bool(lines))
     targets = plan(source, given["only"])
     generated = render("bake.json.j2", {**given, "targets": targets})
     if given["prints"]:
@@ -161,10 +177,10 @@ def images(source: str, as_json: bool, **given: Any) -> None:
         job = bar.add_task("images", total=len(targets))
         for result in build(targets, generated, given["logs"], given["keep_free_gb"]):
             results.append(result)
-            bar.update(job, advance=1, description=result.target)
+            bar.update(job, advance=1, description=result["target"])
     text = render("builds.txt.j2", {"results": results})
-    click.echo(json.dumps([vars(result) for result in results]) if as_json else text)
-    sys.exit(any(result.why for result in results))
+    click.echo(json.dumps(results) if as_json else text)
+    sys.exit(any(result["why"] for result in results))
 
 
 @cli.group()
@@ -174,8 +190,8 @@ def image() -> None:
 
 @image.command("unpack")
 @click.argument("source")
-@click.option("--store", default=STORE, show_default=True, type=click.Path(path_type=Path))
-@click.option("--registry", default="", help="URL that stands for the public registry")
+@click.option("--store", default="runs/images/store", show_default=True, type=FOLDER)
+@registry_url
 @click.option("--max-gb", default=40.0, show_default=True, help="refuse an image that is larger")
 def unpack(source: str, **given: Any) -> None:
     """Make a folder of SOURCE, an image's name in a registry or an archive (docker save, OCI): no
@@ -183,6 +199,31 @@ def unpack(source: str, **given: Any) -> None:
     from nanoswe_harbor.unpack import unpack as unpack_image
 
     click.echo(unpack_image(source, **given))
+
+
+@image.command("prune")
+@click.argument("datasets", nargs=-1, required=True, type=FOLDER)
+@click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
+def prune(datasets: tuple[Path, ...], yes: bool) -> None:
+    """Remove environment images that no task of DATASETS names."""
+    from nanoswe_harbor.task import load_tasks
+
+    named = {task.docker_image for dataset in datasets for task in load_tasks(dataset)}
+    _print_rows("prune", *["--yes"] * yes, stdin="\n".join(sorted(named)))
+
+
+def _print_rows(*argv: str, stdin: str = "") -> None:
+    from nanoswe_harbor.images import script
+
+    for row in script(*argv, stdin=stdin):
+        click.echo("  ".join(row))
+
+
+for verb, told in {
+    "ls": "What is built here: id, size, age, name.",
+    "size": "Layers and bytes by what they hold, each layer once.",
+}.items():
+    image.command(verb, help=told)(functools.partial(_print_rows, verb))
 
 
 def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:

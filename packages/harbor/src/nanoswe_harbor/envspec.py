@@ -118,8 +118,7 @@ def _locked(spec: EnvSpec, digest: str) -> EnvSpec:
     versions = [v for v, users in locks["pairs"].get(spec.repo, {}).items() if digest in users]
     users = [find_spec(spec.repo, version)[1] for version in versions] or [spec]
     lines = "; ".join(line for user in users for line in user.pre_install)
-    words = " ".join(INSTALLED.findall(lines)).split()
-    named = {word for word in words if not word.startswith("-")}
+    named = {w for w in " ".join(INSTALLED.findall(lines)).split() if not w.startswith("-")}
     found = {
         "lock": tuple(locks["locks"].get(digest, ())),
         "build": tuple(images["builds"].get(digest, ())),
@@ -141,8 +140,8 @@ def image_name(row: Instance, profile: Profile, spec: EnvSpec, images: str = "pu
 
 def built_name(profile: Profile, spec: EnvSpec) -> str:
     """The image that we build for a spec."""
-    names = {"env": spec.repo.replace("/", "__"), "version": spec.version}
-    return profile.built.format(**names, digest=spec.digest[:12]).lower()
+    env, digest = spec.repo.replace("/", "__"), spec.digest[:12]
+    return profile.built.format(env=env, version=spec.version, digest=digest).lower()
 
 
 @functools.cache

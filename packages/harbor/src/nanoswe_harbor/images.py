@@ -6,13 +6,16 @@ and the bake file, merged with docker-bake.hcl. Refuses (ImagesError) a source w
 environment, a missing docker; a spec without exact pins is planned, and says why it is not built.
 """
 
+import json
 import re
-import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
 
 from nanoswe_harbor.envspec import EnvSpec, Profile, SpecError, built_name, known_specs, spec_of
 from nanoswe_harbor.families import facts
@@ -66,20 +69,42 @@ def merged(generated: str) -> str:
     static = re.findall(r'^target "([a-z-]+)"', text, re.MULTILINE)
     if not static:
         raise ImagesError(f"{BAKE_FILE}: not here; run this in a checkout of the repository")
-    files = ("-f", BAKE_FILE, "-f", "-")
-    return docker("buildx", "bake", *files, "--print", "envs", *static, stdin=generated)
+    return "\n".join(
+        "\t".join(row) for row in script("merged", BAKE_FILE, *static, stdin=generated)
+    )
 
 
-def docker(*argv: str, stdin: str = "") -> str:
-    """Output of a docker command that has to succeed."""
-    try:
-        command = ["docker", *argv]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise ImagesError("docker: not found; install it, with buildx") from error
-    if done.returncode:
-        raise ImagesError(f"docker {argv[0]}: {done.stderr.strip()[-500:] or 'failed'}")
-    return done.stdout
+def build(
+    targets: list[Target], generated: str, logs: Path, keep_free_gb: float
+) -> Iterator[dict[str, Any]]:
+    """Build what is not there; what became of each target: its state is built, there, failed or
+    planned (it cannot be built). What builds cost is added to builds.jsonl."""
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "envs.json").write_text(generated, encoding="utf-8")
+    lines = "".join(f"{target.name}\t{target.tags[0]}\t{target.missing}\n" for target in targets)
+    argv = ("build", BAKE_FILE, str(logs / "envs.json"), str(logs), str(keep_free_gb))
+    for state, seconds, size, name, *why in script(*argv, stdin=lines):
+        built = {"schema": "build/1", "target": name, "state": state, "seconds": float(seconds)}
+        built |= {"image_bytes": int(size), "why": why}
+        if state in ("built", "failed"):
+            with (logs / "builds.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(built) + "\n")
+        yield built
+
+
+def script(*argv: str, stdin: str = "") -> Iterator[list[str]]:
+    """The rows that templates/images.sh prints, as they come."""
+    path = Path(__file__).with_name("templates") / "images.sh"
+    with tempfile.TemporaryFile("w+") as given:
+        given.write(stdin)
+        given.seek(0)
+        command = ["bash", str(path), *argv]
+        with Popen(command, stdin=given, stdout=PIPE, stderr=PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            yield from (line.rstrip("\n").split("\t") for line in process.stdout)
+            said = process.stderr.read().strip()
+    if process.returncode:
+        raise ImagesError(said[-500:] or f"{path} {argv[0]} failed")
 
 
 def _wheels(named: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -15,17 +15,21 @@ from pathlib import Path
 
 import httpx
 
+from nanoswe_harbor.envspec import image_name, spec_of
 from nanoswe_harbor.instance import HarborError
+from nanoswe_harbor.sources import read_rows
+from nanoswe_harbor.task import load_tasks, package_digest
 
 PUBLIC = "https://registry-1.docker.io"
 TRIES, LONGEST_WAIT_SEC = 5, 60.0
-KINDS = "oci.image.index.v1 oci.image.manifest.v1 docker.distribution.manifest.list.v2"
-KINDS += " docker.distribution.manifest.v2"
-MEDIA = [f"application/vnd.{kind}+json" for kind in KINDS.split()]
+DOCKERS, OCIS = ("manifest.list.v2", "manifest.v2"), ("index.v1", "manifest.v1")
+MEDIA = [f"application/vnd.docker.distribution.{kind}+json" for kind in DOCKERS]
+MEDIA += [f"application/vnd.oci.image.{kind}+json" for kind in OCIS]
 MISSING = (401, 403, 404)  # a public registry denies what it does not have
+PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 NAME = re.compile(
-    r"(?:(?P<host>[a-z0-9.-]+\.[a-z0-9.-]+(?::\d+)?|localhost(?::\d+)?|[a-z0-9.-]+:\d+)/)?"
-    r"(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)(?::(?P<tag>\w[\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    r"(?:(?P<host>[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::\d+)?|localhost(?::\d+)?|[a-z0-9-]+:\d+)/)?"
+    rf"(?P<path>{PART}(?:/{PART})*)(?::(?P<tag>\w[\w.-]*))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?"
 )
 
 
@@ -56,9 +60,7 @@ class Registry:
     async def digest(self, repository: str, reference: str) -> str:
         """The digest of what a tag stands for, or "" where there is nothing."""
         answer = await self._ask("HEAD", f"{repository}/manifests/{reference}")
-        if answer.status_code in MISSING:
-            return ""
-        return str(answer.headers["docker-content-digest"])
+        return "" if answer.status_code in MISSING else answer.headers["docker-content-digest"]
 
     async def manifest(self, repository: str, reference: str) -> bytes:
         url = f"{repository}/manifests/{reference}"
@@ -133,6 +135,27 @@ async def digests(images: Iterable[str], registry: str = "", jobs: int = 8) -> d
     async with connect(jobs) as client:
         found = await asyncio.gather(*(client.digest(*parse(name, registry)) for name in names))
     return dict(zip(names, found, strict=True))
+
+
+def published(source: str) -> dict[str, str]:
+    """Task or row → the image that it names."""
+    if Path(source).is_dir():
+        return {task.task_id: task.docker_image for task in load_tasks(source)}
+    return {row.instance_id: image_name(row, *spec_of(row)) for row in read_rows(source)}
+
+
+def pin(dataset: Path, digests: dict[str, str]) -> None:
+    """Write the digests of images into the tasks that name them, and the tasks' own anew."""
+    listing = dataset / "dataset.toml"
+    text = listing.read_text(encoding="utf-8")
+    for task in load_tasks(dataset):
+        name, old = task.docker_image, package_digest(task.path)
+        for file in ("task.toml", "environment/Dockerfile") if digests.get(name) else ():
+            path = task.path / file
+            pinned = f"{name.partition('@')[0]}@{digests[name]}"
+            path.write_text(path.read_text(encoding="utf-8").replace(name, pinned), "utf-8")
+        text = text.replace(old, package_digest(task.path))
+    listing.write_text(text, encoding="utf-8")
 
 
 def _check(wanted: str, found: str, url: str) -> None:

@@ -15,7 +15,6 @@ import tarfile
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from nanoswe_harbor.families import BAD_ROW
@@ -24,7 +23,7 @@ from nanoswe_harbor.registry import connect, parse
 
 GIB, MOST_JSON = 2**30, 8 * 2**20
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-BROKEN = (tarfile.TarError, zlib.error, EOFError, FileNotFoundError, *BAD_ROW)
+BROKEN = (tarfile.TarError, zlib.error, EOFError, OSError, AttributeError, *BAD_ROW)
 
 
 def name_path(store: Path, image: str) -> Path:
@@ -65,7 +64,7 @@ async def _pull(image: str, registry: str, folder: Path) -> None:
     repository, reference = parse(image, registry)
     async with connect() as client:
         content = await client.manifest(repository, reference)
-        if entries := _decoded(content).get("manifests"):
+        if entries := json.loads(content).get("manifests"):
             wanted = {"os": "linux", "architecture": ARCHITECTURES.get(os.uname().machine)}
             fits = [entry for entry in entries if wanted.items() <= entry["platform"].items()]
             content = await client.manifest(repository, fits[0]["digest"])
@@ -84,7 +83,7 @@ def _read(folder: Path) -> tuple[list[str], bytes, list[Path]]:
         found = json.loads(_small(listing))[0]
         names, files = found["RepoTags"] or [], [found["Config"], *found["Layers"]]
     else:
-        entry = _decoded(_small(folder / "index.json"))["manifests"][0]
+        entry = json.loads(_small(folder / "index.json"))["manifests"][0]
         names = list(filter(None, [entry.get("annotations", {}).get("io.containerd.image.name")]))
         files = [_path(digest) for digest in _digests(_small(folder / _path(entry["digest"])))]
     if any(name.startswith("/") or ".." in name for name in files):
@@ -94,7 +93,7 @@ def _read(folder: Path) -> tuple[list[str], bytes, list[Path]]:
 
 def _digests(manifest: bytes) -> list[str]:
     """The digests of the configuration and of each layer."""
-    found = _decoded(manifest)
+    found = json.loads(manifest)
     return [part["digest"] for part in (found["config"], *found["layers"])]
 
 
@@ -103,18 +102,11 @@ def _build(config: bytes, layers: list[Path], new: Path, max_gb: float) -> None:
     (new / "root").mkdir(parents=True)
     (new / "config.json").write_bytes(config)
     budget = Budget(min(max_gb * GIB, shutil.disk_usage(new).free - GIB))
-    diff_ids = _decoded(config)["rootfs"]["diff_ids"]
+    diff_ids = json.loads(config)["rootfs"]["diff_ids"]
     for layer, diff_id in zip(layers, diff_ids, strict=True):
         apply(layer, diff_id, new / "root", budget)
     for name in ("dev", "proc", "sys", "tmp"):  # where a sandbox mounts
         (new / "root" / name).mkdir(exist_ok=True)
-
-
-def _decoded(content: bytes) -> dict[str, Any]:
-    found = json.loads(content)
-    if not isinstance(found, dict):
-        raise ValueError("not a table of names")
-    return found
 
 
 def _small(path: Path) -> bytes:
