@@ -4,27 +4,35 @@ In: a system, an engine. Out: the Score over all cases, and one per case.
 """
 
 import json
+from pathlib import Path
 
 import httpx
 from agents import CASES, SYSTEM, TOOL, Agent, Refused, injection, results
 from score import Score, score
+from tokenizers import Tokenizer
+
+from nanoswe_proxy.render.template import Template
 
 
-async def exactness(system, rig_url: str, http: httpx.AsyncClient, seeds: int) -> dict[str, Score]:
+async def exactness(
+    system, rig_url: str, folder: Path, http: httpx.AsyncClient, seeds: int
+) -> dict[str, Score]:
     """Score per case, and "all"."""
+    structure = Structure(folder)
     scores: dict[str, Score] = {}
     total = Score()
     for case in CASES:
         scores[case.__name__] = of_case = Score()
         for seed in range(seeds):
-            of_case.add(await conversation(system, rig_url, http, case, f"{case.__name__}-{seed}"))
+            name = f"{case.__name__}-{seed}"
+            of_case.add(await conversation(system, rig_url, structure, http, case, name))
         total.add(of_case)
-    total.replies, total.stream_differs, refused = await parity(system, http, seeds)
+    total.replies, total.stream_differs, refused = await parity(system, rig_url, http, seeds)
     total.refused += refused
     return scores | {"all": total}
 
 
-async def conversation(system, rig_url, http, case, name: str) -> Score:
+async def conversation(system, rig_url, structure, http, case, name: str) -> Score:
     began = len((await http.get(f"{rig_url}/log")).json())
     agent = Agent(http, await system.open(name))
     failed = False
@@ -36,8 +44,9 @@ async def conversation(system, rig_url, http, case, name: str) -> Score:
     log = (await http.get(f"{rig_url}/log", params={"since": began})).json()
     found = score(log, await system.export(name), agent.minimum())
     found.failed = int(failed or bool(agent.errors))
+    found.refused = int(failed and agent.refused)
     if case is injection:
-        found.injected = injected(log, agent)
+        found.injected = structure.injected(log, agent.asked)
     return found
 
 
@@ -58,19 +67,48 @@ class Named:
         await self.agent.hang_up(self._named(messages), seconds, **fields)
 
 
-def injected(log: list[dict], agent: Agent) -> int:
-    """Turn openers in the prompts beyond one per message (results of one turn are one message)."""
-    opener = log[0]["prompt"][0]  # a prompt begins with one
-    extra = 0
-    for entry, path in zip(log, agent.paths, strict=True):
-        roles = ["assistant" if m[0] == "reply" else m[0] for m in path[1:-1]]
-        groups = sum(r != "tool" or roles[i - 1] != "tool" for i, r in enumerate(roles))
-        extra += max(0, entry["prompt"].count(opener) - groups - 1)
-    return extra
+OPENERS = ("<|im_start|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "[INST]",
+           "[TOOL_RESULTS]")  # fmt: skip
 
 
-async def parity(system, http: httpx.AsyncClient, seeds: int) -> tuple[int, int, int]:
-    """(replies, of which differ when streamed, refused)."""
+class Structure:
+    """How many turns the template opens for a request, whatever its texts spell."""
+
+    def __init__(self, folder: Path) -> None:
+        self.template, self.tokenizer = (
+            Template(folder),
+            Tokenizer.from_file(f"{folder}/tokenizer.json"),
+        )
+        self.ids = {self.tokenizer.token_to_id(t) for t in OPENERS} - {None}
+
+    def count(self, ids: list[int]) -> int:
+        return sum(i in self.ids for i in ids)
+
+    def injected(self, log: list[dict], asked: list[dict]) -> int:
+        """Turns that prompts open beyond the template's own: some text became structure."""
+        return sum(
+            max(0, self.count(entry["prompt"]) - self.written(body))
+            for entry, body in zip(log, asked, strict=False)
+        )
+
+    def written(self, body: dict) -> int:
+        messages = [self._harmless(m) for m in body["messages"]]
+        text = self.template.render(messages, body.get("tools"), True)
+        return self.count(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _harmless(self, message: dict) -> dict:
+        calls = [
+            {"id": "a" * 9, "type": "function", "function": {"name": "x", "arguments": {"y": "z"}}}
+            for _ in message.get("tool_calls", ())
+        ]
+        plain = message | {"content": "x", "tool_call_id": "a" * 9}
+        return plain | ({"tool_calls": calls} if calls else {})
+
+
+async def parity(system, rig_url: str, http: httpx.AsyncClient, seeds: int) -> tuple[int, int, int]:
+    """(replies, of which differ when streamed, refused). Compared are pairs of replies to one
+    prompt: where a system writes another prompt for the same request, it is not the stream's fault.
+    """
     compared = differ = 0
     for seed in range(seeds):
         base_url = await system.open(f"parity-{seed}")
@@ -82,8 +120,10 @@ async def parity(system, http: httpx.AsyncClient, seeds: int) -> tuple[int, int,
             if streamed is None:
                 return compared, differ, 1
             message = {k: v for k, v in plain.json()["choices"][0]["message"].items() if v}
-            compared += 1
-            differ += bare(message) != bare(streamed)
+            first, second = (await http.get(f"{rig_url}/log", params={"since": -2})).json()
+            if first["prompt"] == second["prompt"]:
+                compared += 1
+                differ += bare(message) != bare(streamed)
             history = [*history, message, *results(message, f"p{turn}")]
     return compared, differ, 0
 

@@ -1,14 +1,18 @@
 """The benchmark's tables and its chart, from the results."""
 
+COLOURS = ["#2563eb", "#dc2626", "#ca8a04", "#16a34a", "#7c3aed", "#64748b"]
+CONTEXTS = ("1k", "8k", "32k", "128k")
+
 
 def table(found: dict) -> str:
+    """`found`: the results as JSON has them."""
     lines = [f"Commit {found['commit']}, {found['seeds']} seeds per case.", ""]
-    exact = {name: scores["all"].table() for name, scores in found["exactness"].items()}
+    exact = {n: scores["all"]["table"] for n, scores in found.get("exactness", {}).items()}
     if exact:
         lines += grid("metric", exact)
-    if found["latency"]:
+    if found.get("latency"):
         lines += ["", *grid("latency, ms", found["latency"])]
-    lines += ["", *(f"Left out: {name} ({why})" for name, why in found["absent"].items())]
+    lines += ["", *(f"- Left out: {name}: {why}" for name, why in found["absent"].items())]
     return "\n".join(lines) + "\n"
 
 
@@ -21,24 +25,34 @@ def grid(corner: str, columns: dict[str, dict[str, str]]) -> list[str]:
 
 
 def chart(found: dict) -> str:
-    """Rows per fewest rows and added latency by context, one colour per system."""
-    colours = ["#2563eb", "#dc2626", "#ca8a04", "#16a34a", "#7c3aed"]
-    names = list(found["latency"])
-    parts, y = [], 30
-    most = max((abs(v) for n in names for k, v in found["latency"][n].items()
-                if k.startswith("added p50")), default=1) or 1  # fmt: skip
-    for context in ("1k", "8k", "32k", "128k"):
-        parts.append(f'<text x="8" y="{y + 12}" font-weight="bold">{context} tokens</text>')
-        for name, colour in zip(names, colours, strict=False):
-            value = found["latency"][name].get(f"added p50, {context}", 0.0)
-            width = max(2, 430 * max(value, 0) / most)
-            parts.append(f'<rect x="90" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>')
-            label = f"{value} ms  {name}"
-            parts.append(f'<text x="{96 + width:.0f}" y="{y + 12}">{label}</text>')
-            y += 18
-        y += 10
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" '
-            'font-family="sans-serif" font-size="12">'
-            '<rect width="100%" height="100%" fill="white"/>'
-            '<text x="8" y="18" font-size="14">Added latency per request, p50</text>')  # fmt: skip
-    return head + "".join(parts) + "</svg>\n"
+    """Rows over the fewest possible, and added latency by context, one colour per system."""
+    rows = {
+        name: float(scores["all"]["table"]["E4 rows / fewest"])
+        for name, scores in found.get("exactness", {}).items()
+        if "," not in name
+    }
+    latency = found.get("latency", {})
+    colour = dict(zip(dict.fromkeys([*rows, *latency]), COLOURS, strict=False))
+    parts: list[str] = []
+    y = bars(parts, 24, "Rows over the fewest possible (1 is best)", rows, colour, "")
+    for context in CONTEXTS:
+        added = {n: found.get(f"added p50, {context}") for n, found in latency.items()}
+        known = {n: v for n, v in added.items() if v is not None}
+        y = bars(parts, y + 14, f"Added latency, p50, {context} tokens", known, colour, " ms")
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="760" height="{y}" '
+            'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" '
+            f'fill="white"/>{"".join(parts)}</svg>\n')  # fmt: skip
+
+
+def bars(parts: list[str], y: int, title: str, values: dict, colour: dict, unit: str) -> int:
+    """A group of bars on a scale of its own; where the next may begin."""
+    parts.append(f'<text x="8" y="{y}" font-weight="bold">{title}</text>')
+    most = max(values.values(), default=1) or 1
+    for name, value in values.items():
+        y += 18
+        width = max(2, 380 * max(value, 0) / most)
+        parts.append(f'<text x="8" y="{y + 2}">{name}</text>')
+        shape = f'x="190" y="{y - 9}" width="{width:.0f}" height="13"'
+        parts.append(f'<rect {shape} fill="{colour[name]}"/>')
+        parts.append(f'<text x="{196 + width:.0f}" y="{y + 2}">{value:g}{unit}</text>')
+    return y + 16

@@ -23,47 +23,61 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages/proxy/tests"))
-from engine_server import Server, folder_tokens
+from engine_server import Server
 
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.render.template import Template
 
 WORDS = "left right return the quick brown fox sum of width scan é 日本 🙂 \n\n    def".split(" ")
 
 
-def say(seed: int, ids, sampling) -> Script:
-    """The reply to a prompt."""
-    dice = random.Random(zlib.crc32(array("I", ids).tobytes(), seed))
+class Speaker:
+    """Replies to prompts, in the syntax of the model folder's own family."""
 
-    def call() -> str:
+    def __init__(self, renderer: Renderer, seed: int) -> None:
+        self.renderer, self.seed = renderer, seed
+
+    def __call__(self, _, ids, sampling) -> Script:
+        dice = random.Random(zlib.crc32(array("I", ids).tobytes(), self.seed))
+        text = " ".join(dice.choices(WORDS, k=dice.randint(1, 8)))
+        kind = dice.choices(
+            ["call", "calls", "talk", "text", "malformed", "endless", "quote"],
+            [45, 12, 12, 15, 6, 5, 5],
+        )[0]
+        split = dice.randrange(1 << 30)
+        if kind in ("malformed", "endless", "quote"):
+            said = {
+                "malformed": '<tool_call>\n{"name": "bash", "arguments": {"command": "ls',
+                "endless": text * 200,
+                "quote": 'it printed "<|im_e' + f'nd|>" {text}',
+            }
+            return Script(said[kind], split_seed=split)
+        spaces = dice.choice(["", " ", "\n"]) if kind == "text" else ""
+        calls = [self._call(dice) for _ in range({"calls": 2, "text": 0}.get(kind, 1))]
+        content = text if kind in ("talk", "text") else ""
+        return Script(ids=self._spelled(spaces + content, calls), split_seed=split, close=False)
+
+    @staticmethod
+    def _call(dice: random.Random) -> dict:
         said = " ".join(dice.choices(WORDS, k=dice.randint(1, 4)))
         arguments = {"command": f"cat {said}", "n": dice.randint(0, 9), "a": dice.random() < 0.5}
-        spaced = dice.choice([(", ", ": "), (",", ":"), (" , ", " : ")])
-        text = json.dumps(arguments, ensure_ascii=dice.random() < 0.5, separators=spaced)
-        return f'<tool_call>\n{{"name": "bash", "arguments": {text}}}\n</tool_call>'
+        text = json.dumps(arguments, ensure_ascii=dice.random() < 0.5)
+        return {"name": "bash", "arguments": text, "id": "call00000"}
 
-    text = " ".join(dice.choices(WORDS, k=dice.randint(1, 8)))
-    kind = dice.choices(
-        ["call", "calls", "talk", "text", "malformed", "endless", "quote"],
-        [45, 12, 12, 15, 6, 5, 5],
-    )[0]
-    said = {
-        "call": call(),
-        "calls": f"{call()}\n{call()}",
-        "talk": f"{text}\n{call()}",
-        "text": dice.choice(["", " ", "\n"]) + text + dice.choice(["", " ", "\n\n"]),
-        "malformed": '<tool_call>\n{"name": "bash", "arguments": {"command": "ls',
-        "endless": text * 200,
-        "quote": 'it printed "<|im_e' + "nd|>" + f'" {text}',
-    }[kind]
-    return Script(said, split_seed=dice.randrange(1 << 30))
+    def _spelled(self, content: str, calls: list[dict]) -> tuple[int, ...]:
+        reply = {"role": "assistant", "content": content} | ({"calls": calls} if calls else {})
+        then = [{"role": "tool", "content": "t", "call_id": "call00000"} for _ in calls]
+        then = then or [{"role": "user", "content": "u"}]
+        conversation = [{"role": "user", "content": "u"}, reply, *then]
+        conversation.append({"role": "assistant", "content": "end"})
+        return tuple(self.renderer.sampled(conversation, None)[1])
 
 
-def chat_rendering(folder: Path):
+def chat_rendering(folder: Path, renderer: Renderer):
     """What vLLM's chat endpoint does: template to text to ids, at every turn from the start."""
-    renderer = Renderer(folder)
-    full = renderer.codec.full
+    template, full = Template(folder), renderer.codec.full
 
     def render(messages: list[dict], tools: list[dict] | None) -> list[int]:
         plain = []
@@ -76,7 +90,7 @@ def chat_rendering(folder: Path):
                 arguments = call["function"]["arguments"]
                 call["function"]["arguments"] = _maybe(arguments)
             plain.append(m)
-        return full.encode(renderer._render(plain, tools), add_special_tokens=False).ids
+        return full.encode(template.render(plain, tools, True), add_special_tokens=False).ids
 
     def parse(ids: list[int]) -> dict:
         parsed = renderer.parse(ids, truncated=ids[-1] not in renderer.stop_ids)
@@ -107,17 +121,16 @@ async def main() -> None:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--fast", action="store_true")
     given = options.parse_args()
-    short = Script("ok", close=True)
-    scripts = (lambda *_: short) if given.fast else (lambda _, ids, how: say(given.seed, ids, how))
+    short, renderer = Script("ok", close=True), Renderer(given.folder)
+    scripts = (lambda *_: short) if given.fast else Speaker(renderer, given.seed)
     engine = ScriptedEngine(given.folder, scripts, max_context=given.context)
-    ends = folder_tokens(given.folder, "<|im_end|>", "<|endoftext|>")
-    render, parse = chat_rendering(given.folder)
+    render, parse = chat_rendering(given.folder, renderer)
     if given.fast:  # a prompt of as many ids, without the work of a chat template
 
         def render(messages: list[dict], tools: list[dict] | None) -> list[int]:
             return [5] * (sum(len(m["content"]) for m in messages) // 4)
 
-    server = Server(engine, ends, tokens_path=True, render=render, parse=parse)
+    server = Server(engine, renderer.stop_ids, tokens_path=True, render=render, parse=parse)
 
     async def log(request: Request) -> Response:
         server.bodies.clear()

@@ -19,6 +19,8 @@ from pathlib import Path
 import httpx
 
 HERE = Path(__file__).parent
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1",
+           "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # fmt: skip
 
 
 @dataclass
@@ -74,7 +76,7 @@ def rig(folder: Path, *options: str) -> Process:
 
 
 class Ours:
-    name = "nanoswe-proxy"
+    name, probe, tokens_in = "nanoswe-proxy", "/healthz", True
 
     def __init__(self, engine: str, folder: Path, http: httpx.AsyncClient, *options: str) -> None:
         command = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()", "serve"]
@@ -103,66 +105,144 @@ class Ours:
         self.process.stop()
 
 
-class Rllm:
-    """rllm-model-gateway: forwards chat, records what the engine rendered and sampled."""
+class Peer:
+    """A peer's server on a port of its own, from the environment that has it."""
 
-    name = "rLLM model gateway 0.1.0"
+    name, module, pattern, probe = "", "", r"(running on)", "/health"
+    tokens_in = False  # it asks the engine for chat, and so does the direct arm
 
     def __init__(self, engine: str, folder: Path, http: httpx.AsyncClient) -> None:
-        self.port = free_port()
-        python = peer_python("rllm_model_gateway")
-        command = [python, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", self.port,
-                   "--worker", f"{engine}/v1", "--store", "memory"]  # fmt: skip
-        self.process = Process(command, r"(running on)")
-        self.http = http
+        self.engine, self.folder, self.http, self.port = engine, folder, http, free_port()
+        self.root = f"http://127.0.0.1:{self.port}"
+        python = peer_python(self.module)
+        self.process = Process([python, *map(str, self.command())], self.pattern, **OFFLINE)
+
+    def command(self) -> list:
+        raise NotImplementedError
 
     async def start(self) -> None:
         await self.process.url()
-        self.root = f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, body: object) -> dict:
+        return (await self.http.post(self.root + path, json=body)).raise_for_status().json()
+
+    async def get(self, path: str) -> dict:
+        return (await self.http.get(self.root + path, timeout=120)).raise_for_status().json()
+
+    def stop(self) -> None:
+        self.process.stop()
+
+
+class Rllm(Peer):
+    """rllm-model-gateway: forwards chat, records what the engine rendered and sampled."""
+
+    name, module = "rLLM model gateway 0.1.0", "rllm_model_gateway"
+
+    def command(self) -> list:
+        return ["-m", self.module, "--host", "127.0.0.1", "--port", self.port, "--worker",
+                f"{self.engine}/v1", "--store", "memory"]  # fmt: skip
 
     async def open(self, name: str) -> str:
-        answer = await self.http.post(f"{self.root}/sessions", json={"session_id": name})
-        answer.raise_for_status()
+        await self.post("/sessions", {"session_id": name})
         return f"{self.root}/sessions/{name}/v1"
 
     async def export(self, name: str) -> Export:
         await self.http.post(f"{self.root}/admin/flush")
-        traces = (await self.http.get(f"{self.root}/sessions/{name}/traces")).json()
-        traces = [t for t in traces if t["completion_token_ids"]]
+        traces = [
+            t for t in await self.get(f"/sessions/{name}/traces") if t["completion_token_ids"]
+        ]
         calls = [
             (t["prompt_token_ids"], t["completion_token_ids"], t["logprobs"] or [])
             for t in sorted(traces, key=lambda t: t["timestamp"])
         ]
         return Export(merged(calls), sum(len(c[1]) for c in calls))
 
-    def stop(self) -> None:
-        self.process.stop()
 
+class AgentLightning(Peer):
+    """agl-server: forwards chat, records events; a trainer asks for them as triplets."""
 
-class Litellm:
-    """litellm's proxy: the latency reference. It records no tokens."""
+    name, module, probe = "Agent Lightning 1.0.2", "agentlightning", "/healthz"
 
-    name = "litellm proxy"
-
-    def __init__(self, engine: str, folder: Path, http: httpx.AsyncClient) -> None:
-        config = Path(tempfile.mkstemp(suffix=".yaml")[1])
-        config.write_text(json.dumps({"model_list": [{"model_name": "tiny", "litellm_params": {
-            "model": "openai/tiny", "api_base": f"{engine}/v1", "api_key": "x"}}]}))  # fmt: skip
-        self.port = free_port()
-        python = peer_python("litellm")
-        command = [python, "-c", "from litellm import run_server; run_server()", "--config", config,
-                   "--host", "127.0.0.1", "--port", self.port, "--telemetry", "False"]  # fmt: skip
-        self.process = Process(command, r"(running on)", LITELLM_LOCAL_MODEL_COST_MAP="True")
+    def command(self) -> list:
+        return ["-m", "agentlightning.server", "host=127.0.0.1", f"port={self.port}",
+                "default_proxy.model_name=tiny", "hydra.run.dir=/tmp"]  # fmt: skip
 
     async def start(self) -> None:
-        await self.process.url()
-        self.root = f"http://127.0.0.1:{self.port}"
+        await super().start()
+        await self.post("/api/models", [{"model": "tiny", "endpoint": f"{self.engine}/v1"}])
+
+    async def open(self, name: str) -> str:
+        await self.post("/api/rollouts", [{"rollout_id": name, "data_id": name, "input": {}}])
+        return f"{self.root}/proxy/rollout/{name}/attempt/0/mode/train/openai/v1"
+
+    async def export(self, name: str) -> Export:
+        events = await self.get(f"/api/rollouts/{name}/events?format=triplet")
+        data = [e["data"] for e in events if e["data"].get("response_token_ids")]
+        calls = [(d["prompt_token_ids"], d["response_token_ids"], d["response_log_probs"] or [])
+                 for d in data]  # fmt: skip
+        return Export(merged(calls), sum(len(c[1]) for c in calls))
+
+
+class OpenEnv(Peer):
+    """OpenEnv's capture server: forwards chat, links calls by prefix into sequences."""
+
+    name, module = "OpenEnv capture 0.10.0", "openenv"
+
+    def command(self) -> list:
+        return ["-m", "openenv.core.harness.capture.server", "--llm-url", f"{self.engine}/v1",
+                "--model", "tiny", "--engine", "vllm", "--port", self.port, "--capture-level",
+                "tokens"]  # fmt: skip
+
+    async def open(self, name: str) -> str:
+        key = (await self.post("/sessions", {"session_id": name}))["session_id"]
+        return f"{self.root.replace('//', f'//{key}@')}/v1"
+
+    async def export(self, name: str) -> Export:
+        found = await self.get(f"/sessions/{name}/rollout")
+        rows = [
+            Row(s["input_ids"], [bool(m) for m in s["loss_mask"]], s["logprobs"])
+            for s in found["sequences"] if s["trainable"]
+        ]  # fmt: skip
+        return Export(rows, sum(t["n_sampled"] for t in found["turns"]), not found["trainable"])
+
+
+class Verifiers(Peer):
+    """verifiers' interception server with renderers: owns every prompt, as we do."""
+
+    name, module, pattern, tokens_in = "verifiers 0.4.0", "verifiers", r"up: (\S+)", True
+
+    def command(self) -> list:
+        return [HERE / "peer_verifiers.py", self.engine, self.folder, self.port]
+
+    async def open(self, name: str) -> str:
+        return (await self.post("/open", {"name": name}))["url"]
+
+    async def export(self, name: str) -> Export:
+        found = await self.get(f"/export/{name}")
+        return Export([Row(**row) for row in found["rows"]], found["accounted"])
+
+
+class Litellm(Peer):
+    """litellm's proxy: the latency reference. It records no tokens."""
+
+    name, module, probe = "litellm proxy", "litellm.proxy.proxy_server", "/health/liveliness"
+
+    def command(self) -> list:
+        config = Path(tempfile.mkstemp(suffix=".yaml")[1])
+        to = {"model": "openai/tiny", "api_base": f"{self.engine}/v1", "api_key": "x"}
+        models = [{"model_name": "tiny", "litellm_params": to}]
+        config.write_text(json.dumps({"model_list": models}))
+        return ["-c", "from litellm import run_server; run_server()", "--config", config,
+                "--host", "127.0.0.1", "--port", self.port, "--telemetry", "False"]  # fmt: skip
 
     async def open(self, name: str) -> str:
         return f"{self.root}/v1"
 
-    def stop(self) -> None:
-        self.process.stop()
+
+async def bearer(request: httpx.Request) -> None:
+    """The user of a URL (http://KEY@host) is a key."""
+    if request.url.username:
+        request.headers["authorization"] = f"Bearer {request.url.username}"
 
 
 def merged(calls: list[tuple[list[int], list[int], list[float]]]) -> list[Row]:

@@ -153,13 +153,20 @@ class Server:
             async for item in self._sample(body, body["token_ids"], how, "max_tokens"):
                 choice: dict = {"index": 0, "token_ids": [], "logprobs": None}
                 if isinstance(item, Sampled):
-                    content = [{"token_id": item.token, "logprob": item.logprob, "rank": 1}]
+                    one = {"token": f"token_id:{item.token}", "token_id": item.token, "rank": 1}
+                    content = [one | {"logprob": item.logprob}]
                     choice |= {"token_ids": [item.token], "logprobs": {"content": content}}
                 else:
                     choice["finish_reason"] = item
                 yield {"request_id": "r", "output_mode": "tokens", "choices": [choice]}
 
-        return self._stream(events())
+        if body.get("stream"):
+            return self._stream(events())
+        choices = [event["choices"][0] async for event in events()]
+        whole = choices[-1] | {"token_ids": [t for c in choices for t in c["token_ids"]]}
+        logged = [c["logprobs"]["content"][0] for c in choices if c["logprobs"]]
+        answer = {"request_id": "r", "choices": [whole | {"logprobs": {"content": logged}}]}
+        return JSONResponse(answer)
 
     async def sglang(self, request: Request) -> Response:
         body = await self._body(request)

@@ -102,7 +102,7 @@ def test_a_browser_shows_every_token(folders, tmp_path):
         ask(url, history, 999)
         condensed = [*history[:2], user("a summary"), *history[-4:]]
         ask(url, condensed, 999)
-        page_url = url.replace("/v1", "/view#all")
+        page_url = url.replace("/v1", "/view#open")
         dom = chromium(page_url, "--dump-dom").stdout
         chromium(page_url, f"--screenshot={tmp_path / 'shot.png'}", "--window-size=1200,900")
         log, decode = live.engine.log, live.engine.tokenizer.decode

@@ -112,8 +112,8 @@ class ScriptedEngine:
         return [*ids, sampling.stop_ids[0]] if script.close else ids
 
     def _pieces(self, token: int) -> list[int]:
-        """The same text, one character at a time; a token that cannot be spelled so stays whole."""
+        """The same text, one character at a time; what cannot be spelled so stays whole."""
         text = self.tokenizer.decode([token], skip_special_tokens=False)
         pieces = [i for c in text for i in self.tokenizer.encode(c, add_special_tokens=False).ids]
         spelled = self.tokenizer.decode(pieces, skip_special_tokens=False) == text
-        return pieces if spelled and token not in self._added else [token]
+        return pieces if spelled and token not in self._added and "\ufffd" not in text else [token]
