@@ -16,11 +16,9 @@ from nanoswe_proxy.session import Session
 
 def page(session: Session) -> str:
     """The HTML of a session as it is now."""
-    codec = session.renderer.codec
-    nodes = [_node(n, codec) for n in session.nodes]
+    nodes = [_node(n, session.renderer.codec) for n in session.nodes]
     facts = {"trial": session.policy.trial_id, "try": session.policy.try_, "nodes": nodes}
-    facts["sealed"] = bool(session.sealed)
-    data = json.dumps(facts, ensure_ascii=True).replace("<", "\\u003c")
+    data = json.dumps(facts | {"sealed": bool(session.sealed)}).replace("<", "\\u003c")
     html = Path(__file__).with_name("view.html").read_text(encoding="utf-8")
     return html.replace("NONCE", secrets.token_urlsafe(16)).replace("DATA", data)
 

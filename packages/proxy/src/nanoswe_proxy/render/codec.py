@@ -40,8 +40,8 @@ class Codec:
         if not file.is_file():
             raise RenderError(f"{file} is missing: give a model folder with a tokenizer.json")
         try:
-            spec = json.loads(file.read_text(encoding="utf-8"))
-            self.full = Tokenizer.from_str(json.dumps(spec))
+            self.full = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            spec = json.loads(self.full.to_str())
         except Exception as error:  # tokenizers raises Exception itself
             raise RenderError(f"{file} is no tokenizer: {error}") from error
         added = spec.get("added_tokens") or []
@@ -165,4 +165,6 @@ def _renamed(spec: dict, names: dict[str, str]) -> dict:
     elif isinstance(vocab, list):
         model["vocab"] = [[names.get(t, t), score] for t, score in vocab]
     model |= {"unk_token": names.get(unknown, unknown)} if unknown else {}
+    if merges := model.get("merges"):  # a merge would make what is renamed
+        model["merges"] = [m for m in merges if names.keys().isdisjoint((*m, "".join(m)))]
     return {**spec, "post_processor": None, "added_tokens": added, "model": model}
