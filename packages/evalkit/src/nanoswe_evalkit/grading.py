@@ -11,6 +11,7 @@ import base64
 import json
 import secrets
 import tarfile
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -48,7 +49,7 @@ exec bash "$TESTS/run_eval.sh"
 """
 REJECTED = 79
 TESTS_DIR = "/tmp/nanoswe-tests"
-Run = dict[str, Any]  # of the tests: its log (packed), exit code and nonce
+Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and time
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
 
@@ -124,12 +125,14 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
     bundle = _bundle(task.path) + _member("nonce", nonce.encode())
     bundle += _member("model.patch", patch.encode("utf-8", "surrogateescape"))
     async with pristine() as sandbox:
+        began = time.monotonic()
         done = await sandbox.run(
             ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR, env={"TESTS": TESTS_DIR},
             timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
         )  # fmt: skip
+        took = round(time.monotonic() - began, 4)
     packed = base64.b85encode(zlib.compress(done.stdout)).decode()
-    return {"log": packed, "exit_code": done.exit_code, "nonce": nonce}
+    return {"log": packed, "exit_code": done.exit_code, "nonce": nonce, "tests_sec": took}
 
 
 def log_of(run: Run) -> str:
