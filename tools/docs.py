@@ -12,7 +12,7 @@ SOURCES = (
     ROOT / "packages/evalkit/src/nanoswe_evalkit/recipe.py",
     ROOT / "packages/trainer/src/nanoswe_trainer/recipe.py",
 )
-OWNER = {"Recipe": "evalkit", "TrainRecipe": "the trainer"}
+OWNER = {"Recipe": "evalkit", "EvalRecipe": "evalkit alone", "TrainRecipe": "the trainer"}
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
 HEAD = """\
 # Recipes

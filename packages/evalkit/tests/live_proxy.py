@@ -36,8 +36,10 @@ class LiveProxy:
         self._caps[trial_id, try_] = cap
         return self.proxy.base_url(cap)
 
-    async def close(self, trial_id: str, try_: int) -> None:
-        self.sealed[trial_id] = await self.proxy.seal(self._caps.pop((trial_id, try_)))
+    async def close(self, trial_id: str, try_: int) -> int:
+        sealed = await self.proxy.seal(self._caps.pop((trial_id, try_)))
+        self.sealed[trial_id] = sealed
+        return sum(turn.delivery in ("delivered", "acknowledged") for turn in sealed.turns)
 
 
 @asynccontextmanager

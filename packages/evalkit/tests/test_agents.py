@@ -8,6 +8,7 @@ import asyncio
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from test_trial import _fix
 
 from nanoswe_evalkit.agents.base import ModelConfig
 from nanoswe_evalkit.agents.runner import RunnerAgent
-from nanoswe_evalkit.evaluate import make_agent
 from nanoswe_evalkit.outcome import Outcome, Stop
+from nanoswe_evalkit.place import make_agent
 from nanoswe_evalkit.recipe import AgentSection
-from nanoswe_evalkit.runner import run_trials
+from nanoswe_evalkit.runner import Gate, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Limits
-from nanoswe_evalkit.trial import Trial
+from nanoswe_evalkit.trial import Trial, run_trial
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.engine.scripted import Script
 
@@ -87,9 +88,10 @@ def _run(
             try:
                 if isinstance(agent, RunnerAgent):
                     await agent.start()  # its imports are not on the first trial's clock
+                run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=MODEL)
                 trials = await run_trials(
-                    hurried, 1, agent=agent, sandboxes=sandboxes, model=MODEL, concurrency=2,
-                    open_session=proxy.open, close_session=proxy.close,
+                    hurried, 1, run=run, gate=Gate(2), open_session=proxy.open,
+                    close_session=proxy.close,
                 )  # fmt: skip
             finally:
                 await agent.close()

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.agents.base import ModelConfig
-from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.agents.base import ModelConfig, OracleAgent
 from nanoswe_evalkit.grading import EVALUATE
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.sandboxes import SandboxFactory

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.agents.base import Agent, ModelConfig
-from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
+from nanoswe_evalkit.agents.base import Agent, ModelConfig, NopAgent, OracleAgent
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Limits

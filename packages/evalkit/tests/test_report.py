@@ -11,8 +11,7 @@ import pytest
 
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.report import write_report
-from nanoswe_evalkit.report.facts import gather
-from nanoswe_evalkit.report.transcripts import MAX_TRIALS
+from nanoswe_evalkit.report.facts import MAX_TRIALS, gather
 from nanoswe_evalkit.trial import Trial, to_line
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{data}} & \u2028"
@@ -122,9 +121,7 @@ def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_facts_of_a_training_run(tmp_path: Path) -> None:
     facts = gather(training_run(tmp_path))
-    assert [p["label"] for p in facts["phases"]] == [
-        "after SFT", "after RL", "after SFT, greedy", "after RL, greedy", "training",
-    ]  # fmt: skip
+    assert [p["id"] for p in facts["phases"]] == ["e00000", "e00030", "g00000", "g00030", "train"]
     assert [card["label"] for card in facts["scores"]] == ["avg@4", "pass@4", "greedy accuracy"]
     average = facts["scores"][0]
     before, after = average["values"]
@@ -175,11 +172,10 @@ def test_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_token_texts_may_stand_in_the_record_or_nowhere(tmp_path: Path) -> None:
+def test_without_the_texts_of_its_tokens_a_trial_shows_its_messages(tmp_path: Path) -> None:
     training_run(tmp_path, tasks=1, attempts=1, steps=1)
+    assert gather(tmp_path)["vocabulary"] == {i: TEXTS[i] for i in range(1, 6)}
     (tmp_path / "tokens.json").unlink()
-    assert gather(tmp_path)["vocabulary"][4] == "⟨4⟩"
-    record = trajectory("e00000.nano__heldout-0000.0")
-    record["samples"][0]["text"] = list("abcdaed")
-    (tmp_path / "trajectories.jsonl").write_text(json.dumps(record) + "\n" + '{"torn')
-    assert gather(tmp_path)["vocabulary"] == {1: "a", 3: "b", 4: "c", 5: "d", 2: "e"}
+    facts = gather(tmp_path)
+    assert facts["vocabulary"] == {} and not any(t["rows"] for t in facts["shown"])
+    assert all(len(t["messages"]) == 2 for t in facts["shown"])

@@ -11,16 +11,16 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError
-from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
+from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError, NopAgent, OracleAgent
 from nanoswe_evalkit.grading import SharedVerdicts
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
-from nanoswe_evalkit.runner import CloseSession, OpenSession, read_trials, run_trials
+from nanoswe_evalkit.runner import CloseSession, Gate, OpenSession, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Sandbox, SandboxError
 from nanoswe_evalkit.trial import Trial, run_trial
@@ -55,6 +55,7 @@ def _run(
     attempts: int = 2,
     open_session: OpenSession | None = None,
     close_session: CloseSession | None = None,
+    gate: Gate | None = None,
 ) -> tuple[list[Trial], list[str]]:
     """(the trials, the ids that ran now)"""
     ran: list[str] = []
@@ -62,10 +63,8 @@ def _run(
         run_trials(
             tasks,
             attempts,
-            agent=agent,
-            sandboxes=sandboxes,
-            model=ModelConfig("m"),
-            concurrency=2,
+            run=partial(run_trial, agent=agent, sandboxes=sandboxes, model=ModelConfig("m")),
+            gate=gate or Gate(2),
             path=path,
             open_session=open_session,
             close_session=close_session,
@@ -125,8 +124,9 @@ def test_infrastructure_errors_get_two_more_tries_and_sessions(
     async def open_session(trial_id: str, try_: int) -> str:
         return f"http://x/{trial_id}/{try_}"
 
-    async def close_session(trial_id: str, try_: int) -> None:
+    async def close_session(trial_id: str, try_: int) -> int:
         closed.append((trial_id, try_))
+        return 0
 
     path, name = tmp_path / "trials.jsonl", f"{tasks[0].task_id}.0"
     agent = FlakyAgent(2)
@@ -279,3 +279,61 @@ def test_equal_patches_share_a_verdict(
     rewards = [float(isinstance(agent, OracleAgent)) for _, agent in pairs]
     assert [trial.reward for trial in trials[1:]] == rewards[1:]
     assert counting.opened == len(pairs) + 1 + 4  # agents, the failure, one grading a patch
+
+
+def test_trials_wait_for_memory_in_turn(sandboxes: SandboxFactory, tasks: list[Task]) -> None:
+    """Of 4 GB: 3 GB do not fit beside 2 GB, and nothing overtakes them; 1 GB fits beside."""
+    sizes = (2048, 3072, 1024)
+    small, large, last = (replace(t, memory_mb=mb) for t, mb in zip(tasks, sizes, strict=True))
+    agent = SlowAgent({small.task_id: 0.5, large.task_id: 0.2, last.task_id: 0.2})
+    running: list[set[str]] = []
+
+    async def watched(job: Job) -> Stop:
+        now = (running[-1] if running else set()) | {job.task.task_id}
+        running.append(now)
+        try:
+            return await SlowAgent.run(agent, job)
+        finally:
+            running.append(running[-1] - {job.task.task_id})
+
+    agent.run = watched  # type: ignore[method-assign]
+    gate = Gate(8, 4096)
+    trials, _ = _run(sandboxes, [small, large, last], agent, gate=gate, attempts=1)
+    assert [t.outcome for t in trials] == [Outcome.NO_PATCH] * 3
+    assert agent.asked[0] == small.task_id
+    assert all(now != {small.task_id, large.task_id} for now in running)
+    assert {large.task_id, last.task_id} in running
+    with pytest.raises(EvalkitError, match=f"{large.task_id} asks for more memory"):
+        _run(sandboxes, [large], agent, gate=Gate(8, 3000), attempts=1)
+
+
+def test_model_calls_that_the_proxy_counts_otherwise_are_named(
+    sandboxes: SandboxFactory, tasks: list[Task]
+) -> None:
+    async def open_session(trial_id: str, try_: int) -> str:
+        return "http://x"
+
+    async def close_session(trial_id: str, try_: int) -> int:
+        return 3 * trial_id.endswith("0")
+
+    sessions = {"open_session": open_session, "close_session": close_session}
+    (odd, right), _ = _run(sandboxes, tasks[:1], NopAgent(), **sessions)
+    assert (odd.agent, right.agent) == ({"proxy_calls": 3}, {"proxy_calls": 0})
+    assert odd.error == "the agent counts 0 model calls, the proxy 3" and right.error == ""
+    assert odd.reward == 0.0  # a verdict all the same
+
+
+def test_a_session_that_cannot_open_is_our_fault(
+    sandboxes: SandboxFactory, tasks: list[Task]
+) -> None:
+    opened: list[int] = []
+
+    async def open_session(trial_id: str, try_: int) -> str:
+        opened.append(try_)
+        raise ModelError("proxy: gone")
+
+    (trial,), _ = _run(sandboxes, tasks[:1], NopAgent(), attempts=1, open_session=open_session)
+    assert (trial.outcome, trial.reward, trial.error) == (
+        Outcome.INFRA_ERROR, None, "proxy: gone",
+    )  # fmt: skip
+    assert opened == [0, 1, 2]

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from fake_model import FakeModel, Reply, call, fake_model
 
-from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig
+from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, NopAgent, OracleAgent
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
-from nanoswe_evalkit.agents.oracle import NopAgent, OracleAgent
 from nanoswe_evalkit.outcome import Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.trial import Trial, from_record, run_trial, seed_of, to_line

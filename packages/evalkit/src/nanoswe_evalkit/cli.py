@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rich.logging import RichHandler
 
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError
-from nanoswe_evalkit.recipe import Recipe, find_recipe, load_recipe
+from nanoswe_evalkit.recipe import EvalRecipe, Recipe, find_recipe, load_recipe, make_recipe
 
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 run_folder = click.Path(path_type=Path)
@@ -42,28 +43,41 @@ def run(recipe: str, overrides: Sequence[str], runs: Path, as_json: bool) -> Non
     from nanoswe_evalkit.evaluate import evaluate
 
     key = os.environ.get("OPENAI_API_KEY", "")
-    loaded = load_recipe(find_recipe(recipe, "eval"), overrides, Recipe)
+    loaded = load_recipe(find_recipe(recipe, "eval"), overrides, EvalRecipe)
     summary = asyncio.run(evaluate(loaded, runs / loaded.name, Console(stderr=True), key))
     _end(summary, _summary_lines(summary), as_json, failed=bool(summary["no_reward"]))
 
 
 @cli.command()
 @click.argument("tasks", type=run_folder)
-@click.option("--mirror", type=run_folder, help="bare repositories; default: beside the tasks")
-@click.option("--sandbox", default="auto", show_default=True)
-@click.option("--images", default="", help="bwrap: store of `nanoswe-harbor image unpack`")
-@click.option("--concurrency", default=2, show_default=True, type=click.IntRange(1, 256))
+@click.argument("overrides", nargs=-1)
+@click.option("--times", default=3, show_default=True, type=click.IntRange(1, 100))
 @as_json
-def verify(tasks: Path, as_json: bool, **given: Any) -> None:
-    """Check that the gold patch scores 1 and nothing scores 0, for every task; name the liars."""
-    from nanoswe_evalkit.evaluate import verify_tasks
+def verify(tasks: Path, overrides: Sequence[str], times: int, as_json: bool) -> None:
+    """Check that the gold patch scores 1 and nothing scores 0, every time, for every task; name
+    the liars. Overrides as for run. What was found is in TASKS/certificates.jsonl.
+    """
+    from nanoswe_evalkit.evaluate import progress
+    from nanoswe_evalkit.verify import verify_tasks
 
-    given["kind"] = given.pop("sandbox")
-    job = verify_tasks(tasks, console=Console(stderr=True), **given)
-    liars, count = asyncio.run(job)
-    lines = [f"{x['task_id']}: {x['agent']} gave {x['outcome']} {x['why']}" for x in liars]
-    lines.append(f"{count} tasks, {len({liar['task_id'] for liar in liars})} liars")
-    _end({"tasks": count, "liars": liars}, lines, as_json, failed=bool(liars))
+    given = {"name": "verify", "tasks": {"path": tasks}, "agent": {"kind": "oracle"}}
+    recipe = make_recipe({**given, "eval": {"attempts": times}}, overrides, Recipe, "verify")
+    with ExitStack() as stack:
+
+        def on_start(kind: str, total: int) -> Any:
+            shown = progress(Console(stderr=True), f"verify ({kind})", total)
+            return stack.enter_context(shown)
+
+        held, lost = asyncio.run(verify_tasks(recipe, on_start))
+    liars = [{**vars(c), "verdict": c.verdict} for c in held.values() if c.verdict != "certified"]
+    lines = [f"{c['task_id']}: {c['verdict']} {c['why']}" for c in liars]
+    for words in ("wrong_labels", "flaky_tests"):
+        found = ((c.task_id, getattr(c, words)) for c in held.values())
+        lines += [f"{task}: {words.replace('_', ' ')} {', '.join(ts)}" for task, ts in found if ts]
+    lines += lost
+    told = {"certified": len(held) - len(liars), "liars": liars, "lost": lost}
+    lines.append(f"{told['certified']} of {len(held)} tasks certified; {len(lost)} trials lost")
+    _end(told, lines, as_json, failed=bool(liars or lost))
 
 
 @cli.command()
@@ -75,7 +89,7 @@ def regrade(folder: Path, as_json: bool) -> None:
 
     changed, count = regrade_run(folder)
     lines = [f"{c['trial_id']}: {c['before']} → {c['after']}" for c in changed]
-    lines.append(f"{count} trials, {len(changed)} changed")
+    lines += [f"{count} trials, {len(changed)} changed"]
     _end({"trials": count, "changed": changed}, lines, as_json, failed=bool(changed))
 
 
@@ -121,6 +135,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     lines = [f"{name:20} {e['value']:.3f}  [{e['low']:.3f}, {e['high']:.3f}]" for name, e in scores]
     outcomes = ", ".join(f"{count} {name}" for name, count in summary["outcomes"].items())
     lines.append(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
+    lines += [f"{summary['certified']} tasks certified"] * bool(summary["certified"])
     lines.append(f"{lost} without a reward ({summary['infra_rate']:.1%}): our machinery failed")
     above = "none: more than 1 % of the trials have no reward; run again to repeat those"
     return [*lines, f"headline: {summary['headline'] or above}"]

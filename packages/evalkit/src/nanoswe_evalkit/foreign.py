@@ -15,30 +15,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nanoswe_evalkit.grading import LOG_BYTES, Opened, Verdict
+from nanoswe_evalkit.grading import LOG_BYTES, SCRIPTS, Opened, Verdict
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.sandboxes.base import MIB, Sandbox
 from nanoswe_harbor.task import Task
 
 ARTIFACT_BYTES = 64 * MIB
-SOLVE = "mkdir -p /solution && tar -xf - -C /solution && exec bash /solution/solve.sh"
-COLLECT = """
-(eval "$0") > /dev/null 2>&1
-tar -cf - --ignore-failed-read /logs/artifacts "$@" 2> /dev/null
-"""
-# stdin: the artifacts, which overwrite, and then the tests.
-VERIFY = """
-mkdir -p /logs/verifier /logs/artifacts && tar -xif - -C / --no-same-owner || exit 1
-rm -f /logs/verifier/reward.*
-bash /tests/test.sh
-echo; echo '>>>>> Reward'
-cat /logs/verifier/reward.json 2> /dev/null || cat /logs/verifier/reward.txt
-"""
 
 
 async def solve(task: Task, sandbox: Sandbox) -> None:
     """What upstream's oracle does: whatever solve.sh returns, its work is judged."""
-    await sandbox.run(["/bin/bash", "-c", SOLVE], stdin=_tar(task.path / "solution", "."))
+    argv = ["/bin/bash", "-c", SCRIPTS["solve"]]
+    await sandbox.run(argv, stdin=_tar(task.path / "solution", "."))
 
 
 async def judge(task: Task, sandbox: Sandbox, opened: Callable[[Task], Opened]) -> Verdict:
@@ -49,7 +37,7 @@ async def judge(task: Task, sandbox: Sandbox, opened: Callable[[Task], Opened]) 
         return await _verify(task, sandbox, _tar(tests, "tests"))
     hooks = "\n".join(hook["command"] for hook in verifier.get("collect", ()))
     sources = [a if isinstance(a, str) else a["source"] for a in config.get("artifacts", ())]
-    argv = ["/bin/bash", "-c", COLLECT, hooks, *sources]
+    argv = ["/bin/bash", "-c", SCRIPTS["collect"], hooks, *sources]
     artifacts = (await sandbox.run(argv, output_bytes=ARTIFACT_BYTES)).stdout
     fresh = replace(task, docker_image=str(tests)) if (tests / "Dockerfile").is_file() else task
     async with opened(fresh) as other:
@@ -58,7 +46,7 @@ async def judge(task: Task, sandbox: Sandbox, opened: Callable[[Task], Opened]) 
 
 async def _verify(task: Task, sandbox: Sandbox, files: bytes) -> Verdict:
     done = await sandbox.run(
-        ["/bin/bash", "-c", VERIFY], stdin=files, timeout_sec=task.verifier_timeout_sec,
+        ["/bin/bash", "-c", SCRIPTS["verify"]], stdin=files, timeout_sec=task.verifier_timeout_sec,
         output_bytes=LOG_BYTES
     )  # fmt: skip
     log, _, text = done.stdout.decode("utf-8", errors="replace").rpartition(">>>>> Reward\n")

@@ -30,23 +30,10 @@ from nanoswe_harbor.task import Task
 Opened = AbstractAsyncContextManager[Sandbox]
 PATCH_BYTES = 8 * MIB
 LOG_BYTES = 16 * MIB
-# The agent may have written .git/config and hooks: what could run or alter a diff is overridden.
-EXTRACT = """
-exec 2>/dev/null
-rm -f .git/index.lock
-g() { git -c safe.directory='*' -c core.hooksPath=/dev/null -c core.fsmonitor=false \
-  -c core.quotePath=false -c core.attributesFile=/dev/null -c core.excludesFile=/dev/null "$@"; }
-g add -A && g diff --cached --binary --no-renames --no-ext-diff --no-textconv --no-color "$0"
-"""
+# What shells in sandboxes run.
+SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parent.glob("scripts/*.sh")}
+EXTRACT, EVALUATE = SCRIPTS["extract"], SCRIPTS["evaluate"]
 EXTRACT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-# The nonce travels in a file that run_eval.sh removes: arguments and environments can be read.
-EVALUATE = """
-mkdir -p "$TESTS" && tar -xf - --no-same-owner -C "$TESTS" || exit 1
-if [ -s "$TESTS/model.patch" ] && ! git apply --whitespace=nowarn "$TESTS/model.patch"; then
-  echo ">>>>> Model Patch Failed $(cat "$TESTS/nonce")"; exit 79
-fi
-exec bash "$TESTS/run_eval.sh"
-"""
 REJECTED = 79
 TESTS_DIR = "/tmp/nanoswe-tests"
 Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and time
@@ -127,8 +114,8 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
     async with pristine() as sandbox:
         began = time.monotonic()
         done = await sandbox.run(
-            ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR, env={"TESTS": TESTS_DIR},
-            timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
+            ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR,
+            env={"TESTS": TESTS_DIR}, timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
         )  # fmt: skip
         took = round(time.monotonic() - began, 4)
     packed = base64.b85encode(zlib.compress(done.stdout)).decode()

@@ -38,10 +38,6 @@ class Outcome(StrEnum):
 
 def reward_of(outcome: Outcome) -> float | None:
     """1.0 for resolved, None where our machinery failed, 0.0 for the rest."""
-    match outcome:
-        case Outcome.RESOLVED:
-            return 1.0
-        case Outcome.INFRA_ERROR | Outcome.GRADER_ERROR:
-            return None
-        case _:
-            return 0.0
+    if outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR):
+        return None
+    return float(outcome is Outcome.RESOLVED)

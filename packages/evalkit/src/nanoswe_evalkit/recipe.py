@@ -75,6 +75,8 @@ class SandboxSection(Section):
 class ModelSection(Section):
     base_url: str = ""
     """OpenAI style, ending in /v1; the key, if any, comes from OPENAI_API_KEY."""
+    proxy: str = ""
+    """Instead: a nanoswe-proxy's root; each try has a session, whose calls are reconciled."""
     name: str = "default"
     temperature: float = Field(default=1.0, ge=0)
     max_tokens: int = Field(default=1024, ge=1)
@@ -82,7 +84,7 @@ class ModelSection(Section):
     """Of one model call."""
 
     def config(self, seed: int, api_key: str = "") -> ModelConfig:
-        fields = self.model_dump(exclude={"base_url"})
+        fields = self.model_dump(exclude={"base_url", "proxy"})
         return ModelConfig(**fields, seed=seed, api_key=api_key)
 
 
@@ -90,6 +92,8 @@ class EvalSection(Section):
     attempts: int = Field(default=1, ge=1)
     k: tuple[int, ...] = (1,)
     concurrency: int = Field(default=4, ge=1, le=256)
+    memory_mb: int = Field(default=0, ge=0)
+    """Of all trials at once, by what their tasks ask for; 0: unbounded. With ray: see `cluster`."""
     share_verdicts: bool = False
     """Equal patches of one task are graded once; not for tests that may be flaky."""
     tracker: Literal["jsonl", "wandb"] = "jsonl"
@@ -107,6 +111,15 @@ class Recipe(Section):
     eval: EvalSection = EvalSection()
 
 
+class ClusterSection(Section):
+    backend: Literal["local", "ray"] = "local"
+    """ray: trials go to every node of a cluster, within the memory that each node has."""
+
+
+class EvalRecipe(Recipe):
+    cluster: ClusterSection = ClusterSection()
+
+
 R = TypeVar("R", bound=Recipe)
 
 
@@ -117,7 +130,7 @@ def find_recipe(name: str, folder: str) -> Path:
 
 
 def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
-    """Read, override, check."""
+    """Read a file, then as `make_recipe`."""
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -127,6 +140,11 @@ def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
         raise RecipeError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise RecipeError(f"{source}: not a mapping of sections; see recipes/ for examples")
+    return make_recipe(data, overrides, schema, str(source))
+
+
+def make_recipe(data: dict[str, Any], overrides: Sequence[str], schema: type[R], source: str) -> R:
+    """Override, check; errors begin with `source`."""
     for override in overrides:
         _override(data, override)
     try:

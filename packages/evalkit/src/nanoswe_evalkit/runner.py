@@ -1,64 +1,89 @@
 """`run_trials`: many trials at once, each recorded the moment it ends.
 
-In: tasks, attempts, everything `run_trial` needs, and a file. Out: trials ordered by (task,
-attempt), and trials.jsonl, from which an interrupted run resumes: a torn last line is cut off and
-its trial runs again; so does one without a reward, and one of another task content or version of
-the harness. Infrastructure errors get at most two new tries. Refuses a file of another schema, or
-one that another process is writing.
+In: tasks, attempts, what runs one trial (here or on other machines), and a file. Out: trials
+ordered by (task, attempt), and trials.jsonl, from which an interrupted run resumes: a torn last
+line is cut off and its trial runs again; so does one without a reward, and one of another task
+content or version of the harness. Infrastructure errors get at most two new tries. Refuses a file
+of another schema, one that another process is writing, and a task that wants too much memory.
 """
 
 import asyncio
 import fcntl
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from nanoswe_evalkit import __version__
-from nanoswe_evalkit.agents.base import Agent, ModelConfig
-from nanoswe_evalkit.grading import Grade, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.records import read_jsonl
-from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import SCHEMA, Trial, from_record, run_trial, to_line
+from nanoswe_evalkit.trial import SCHEMA, Trial, failed, from_record, reconciled, to_line
 from nanoswe_harbor.task import Task, package_digest
 
 MAX_TRIES = 3
 log = logging.getLogger(__name__)
 
+Run = Callable[..., Coroutine[Any, Any, Trial]]
+"""`run_trial` as a run calls it: (task, attempt, trial_id=, base_url=, try_=)."""
 OpenSession = Callable[[str, int], Awaitable[str]]
-CloseSession = Callable[[str, int], Awaitable[None]]
+CloseSession = Callable[[str, int], Awaitable[int]]
+
+
+class Gate:
+    """Bounds the trials at once, of several calls together: by number, and by the memory that their
+    tasks ask for. Whoever waits goes in turn, so that a large task is not starved by small ones.
+    """
+
+    def __init__(self, trials: int, memory_mb: float = 0) -> None:
+        self.memory_mb = self._free_mb = memory_mb or inf
+        self._trials, self._turn = asyncio.Semaphore(trials), asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(self, task: Task) -> AsyncIterator[None]:
+        async with self._trials:
+            async with self._turn:
+                while self._free_mb < task.memory_mb:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._free_mb -= task.memory_mb
+            try:
+                yield
+            finally:
+                self._free_mb += task.memory_mb
+                self._freed.set()
 
 
 async def run_trials(
-    tasks: Sequence[Task], attempts: int, *, agent: Agent, sandboxes: SandboxFactory,
-    model: ModelConfig, concurrency: int | asyncio.Semaphore, base_url: str = "",
+    tasks: Sequence[Task], attempts: int, *, run: Run, gate: Gate, base_url: str = "",
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
     trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
-    on_trial: Callable[[Trial], None] | None = None, path: Path | None = None,
-    grade_empty: bool = False, grade: Grade = grade_patch
+    on_trial: Callable[[Trial], None] | None = None, path: Path | None = None
 ) -> list[Trial]:  # fmt: skip
-    """Every attempt at every task, less those that `path` holds already, `concurrency` at a time;
-    a semaphore bounds several calls together.
+    """Every attempt at every task, less those that `path` holds already, as many at a time as fit
+    through `gate`.
 
-    `open_session(trial_id, try)` gives the base URL of one try, `close_session` ends it; without
-    them `base_url` serves all. `on_trial` sees every trial that ran now, as it ends.
+    `open_session(trial_id, try)` gives the base URL of one try, `close_session` ends it and says
+    how many model calls it saw; without them `base_url` serves all. `on_trial` sees every trial
+    that ran now, as it ends.
     """
-    gate = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
+    if large := [task.task_id for task in tasks if task.memory_mb > gate.memory_mb]:
+        raise EvalkitError(f"{large[0]} asks for more memory than there is; raise eval.memory_mb")
     done: dict[str, Trial] = {}
-
-    run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model)
-    run = partial(run, grade_empty=grade_empty, grade=grade)
 
     async def one(task: Task, attempt: int, file: IO[str] | None) -> None:
         name = trial_id(task, attempt)
-        once = partial(run, task, attempt, trial_id=name)
-        async with gate:
-            trial = await _with_tries(name, once, base_url, open_session, close_session)
+        once = partial(_try, run, task, attempt, name, base_url, open_session, close_session)
+        async with gate.hold(task):
+            for try_ in range(MAX_TRIES):
+                trial = await once(try_)
+                if trial.outcome is not Outcome.INFRA_ERROR:
+                    break
+                log.warning("%s try %d: %s", name, try_, trial.error)
         if file:
             trial = replace(trial, key=keys[task.task_id])
             file.write(to_line(trial))
@@ -68,7 +93,7 @@ async def run_trials(
             on_trial(trial)
 
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
-    keys = {task.task_id: f"{__version__} {package_digest(task.path)}" for task in tasks if path}
+    keys = {task.task_id: content_key(task) for task in tasks if path}
     with _recording(path) as (file, finished):
         for trial in finished:
             if trial.reward is not None and trial.key == keys.get(trial.task_id):
@@ -83,22 +108,27 @@ async def run_trials(
     return [done[trial_id(task, attempt)] for task, attempt in jobs]
 
 
-async def _with_tries(
-    trial_id: str, once: Callable[..., Awaitable[Trial]], base_url: str,
-    open_session: OpenSession | None, close_session: CloseSession | None
+async def _try(
+    run: Run, task: Task, attempt: int, trial_id: str, base_url: str,
+    open_session: OpenSession | None, close_session: CloseSession | None, try_: int
 ) -> Trial:  # fmt: skip
-    """Run a trial, again while the machinery fails; a session of its own for each try."""
-    for try_ in range(MAX_TRIES):
+    """One try, in a session of its own, whose model calls it reconciles."""
+    calls = None
+    try:
         url = await open_session(trial_id, try_) if open_session else base_url
         try:
-            trial = await once(base_url=url, try_=try_)
+            trial = await run(task, attempt, trial_id=trial_id, base_url=url, try_=try_)
         finally:
             if close_session:
-                await close_session(trial_id, try_)
-        if trial.outcome is not Outcome.INFRA_ERROR:
-            break
-        log.warning("%s try %d: %s", trial_id, try_, trial.error)
-    return trial
+                calls = await close_session(trial_id, try_)
+    except EvalkitError as error:
+        return failed(task, attempt, trial_id, try_, str(error))
+    return trial if calls is None else reconciled(trial, calls)
+
+
+def content_key(task: Task) -> str:
+    """What a stored verdict is worth only for: this harness, and this content of the task."""
+    return f"{__version__} {package_digest(task.path)}"
 
 
 def read_trials(path: Path) -> list[Trial]:

@@ -48,6 +48,7 @@ class Task:
     pass_to_pass: tuple[str, ...]
     parser: str
     test_files: tuple[str, ...]
+    memory_mb: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,6 +86,7 @@ def load_task(path: Path | str) -> Task:
             pass_to_pass=tuple(expected.get("pass_to_pass", ())),
             parser=str(expected.get("parser", "")),
             test_files=tuple(metadata["test_files"]) if expected else (),
+            memory_mb=int(environment.get("memory_mb", 0)),
             metadata=dict(metadata),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -6,18 +6,18 @@ sandboxes. The agent knows only a base URL; each try at a trial has a proxy sess
 the last try's trajectory counts.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from nanoswe_evalkit.agents.base import Agent
-from nanoswe_evalkit.evaluate import make_agent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
-from nanoswe_evalkit.runner import read_trials, run_trials
+from nanoswe_evalkit.place import make_agent
+from nanoswe_evalkit.runner import Gate, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial, to_line
+from nanoswe_evalkit.trial import Trial, run_trial, to_line
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.base import Engine
@@ -26,6 +26,8 @@ from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.recipe import TrainRecipe
 
+RECEIVED = ("delivered", "acknowledged")
+
 
 class Rollouts:
     """Made by `open_rollouts`."""
@@ -33,9 +35,10 @@ class Rollouts:
     def __init__(self, recipe: TrainRecipe, proxy: Proxy,
                  sandboxes: SandboxFactory, agent: Agent):  # fmt: skip
         self.recipe, self._proxy = recipe, proxy
-        self._sandboxes, self._agent = sandboxes, agent
-        self._gate = asyncio.Semaphore(recipe.eval.concurrency)
-        self._grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
+        self._gate = Gate(recipe.eval.concurrency, recipe.eval.memory_mb)
+        grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
+        model = recipe.model.config(recipe.seed)
+        self._run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model, grade=grade)
 
     async def run(
         self, tasks: Sequence[Task], attempts: int, prefix: str, *, temperature: float,
@@ -57,20 +60,19 @@ class Rollouts:
             caps[trial_id, try_] = cap
             return self._proxy.base_url(cap)
 
-        async def close_session(trial_id: str, try_: int) -> None:
+        async def close_session(trial_id: str, try_: int) -> int:
             trajectory = await self._proxy.seal(caps.pop((trial_id, try_)))
             sealed[trial_id] = trajectory
             if trajectories_path:
                 with trajectories_path.open("a", encoding="utf-8") as file:
                     file.write(trajectory.to_json() + "\n")
+            return sum(turn.delivery in RECEIVED for turn in trajectory.turns)
 
         trials = await run_trials(
-            tasks, attempts, agent=self._agent, sandboxes=self._sandboxes,
-            model=self.recipe.model.config(self.recipe.seed),
-            concurrency=self._gate,
+            tasks, attempts, run=self._run, gate=self._gate,
             open_session=open_session, close_session=close_session,
             trial_id=lambda task, attempt: f"{prefix}.{task.task_id}.{attempt}",
-            on_trial=on_trial, path=path, grade=self._grade,
+            on_trial=on_trial, path=path,
         )  # fmt: skip
         return trials, sealed
 

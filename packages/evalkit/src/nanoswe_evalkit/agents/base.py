@@ -1,4 +1,4 @@
-"""The `Agent` protocol, the job it is given, and the error it may raise.
+"""The `Agent` protocol, the job it is given, the error it may raise; `nop` and `oracle`.
 
 In: a job: a task, a started sandbox, the model and its base URL (OpenAI style, ending in /v1). Out:
 how it stopped; the transcript so far is in the job's `messages` however it ends, what the agent has
@@ -9,6 +9,8 @@ service is ModelError: ours, never the agent's.
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nanoswe_evalkit.foreign import solve
+from nanoswe_evalkit.grading import PatchError
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 from nanoswe_evalkit.sandboxes.base import Sandbox
 from nanoswe_harbor.task import Task
@@ -31,6 +33,11 @@ class ModelConfig:
     timeout_sec: float = 600
     api_key: str = field(default="", repr=False)
 
+    @property
+    def headers(self) -> dict[str, str]:  # as either API wants its key
+        bearer = {"authorization": f"Bearer {self.api_key}", "x-api-key": self.api_key}
+        return bearer if self.api_key else {}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -48,3 +55,27 @@ class Agent(Protocol):
     async def run(self, job: Job) -> Stop: ...
 
     async def close(self) -> None: ...
+
+
+class NopAgent:
+    """Does nothing, and scores 0."""
+
+    async def run(self, job: Job) -> Stop:
+        return Stop.FINISHED
+
+    async def close(self) -> None: ...
+
+
+class OracleAgent(NopAgent):
+    """Applies the gold patch as edits would arrive, and scores 1 on every sound task."""
+
+    async def run(self, job: Job) -> Stop:
+        if not job.task.base_commit:
+            await solve(job.task, job.sandbox)
+            return Stop.FINISHED
+        gold = (job.task.path / "solution" / "gold.patch").read_bytes()
+        done = await job.sandbox.run(["git", "apply", "-"], stdin=gold)
+        if done.exit_code:
+            text = " ".join(done.stdout.decode(errors="replace").split())
+            raise PatchError(f"{job.task.task_id}: the gold patch does not apply: {text}")
+        return Stop.FINISHED

@@ -68,8 +68,7 @@ class CommandAgent:
         path, chat = request["path"].partition("?")[0], request["path"].split("?")[0].endswith(CHAT)
         url = job.base_url.rstrip("/").removesuffix("/v1") + path
         headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
-        if key := job.model.api_key:
-            headers |= {"authorization": f"Bearer {key}", "x-api-key": key}
+        headers |= job.model.headers
         answer = {"id": request["id"], "status": 502, "type": "text/plain", "body": ""}
         try:
             body = json.loads(request["body"] or "{}")

@@ -58,14 +58,12 @@ class NanoAgent:
         self, base_url: str, model: ModelConfig, messages: list[Message]
     ) -> dict[str, Any] | None:
         """One model call; None when the conversation no longer fits the model's context."""
-        body: dict[str, Any] = {"model": model.name, "messages": messages, "tools": TOOLS}
-        body |= {"temperature": model.temperature, "max_tokens": model.max_tokens}
-        options: dict[str, Any] = {"json": {**body, "seed": model.seed}}
-        if model.api_key:
-            options["headers"] = {"Authorization": f"Bearer {model.api_key}"}
+        sampling = {key: getattr(model, key) for key in ("temperature", "max_tokens", "seed")}
+        body = {"model": model.name, "messages": messages, "tools": TOOLS, **sampling}
+        options: Any = {"headers": model.headers, "timeout": model.timeout_sec}
         url = f"{base_url.rstrip('/')}/chat/completions"
         try:
-            response = await self._client.post(url, timeout=model.timeout_sec, **options)
+            response = await self._client.post(url, json=body, **options)
         except httpx.HTTPError as error:
             raise ModelError(f"model at {base_url}: {type(error).__name__} {error}") from error
         if response.status_code == 400 and "context" in response.text.lower():

@@ -2,23 +2,25 @@
 
 In: trials.jsonl, and where they are there recipe.yaml, metrics.jsonl, trajectories.jsonl and
 tokens.json. Out: scores before and after, series, counts per phase, task and bug kind, and the
-transcripts of some trials, as many as MAX_TRIALS and MAX_TOKENS allow. A phase is all trials that
-one policy ran for one purpose. Refuses (EvalkitError) a folder without trials and unknown schemas.
+transcripts of some trials, the phases taking turns: the rows of their trajectories, or where there
+are none their messages. A phase is all trials that one policy ran for one purpose. Refuses
+(EvalkitError) a folder without trials and unknown schemas.
 """
 
+import json
 import math
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import yaml
 
+from nanoswe_evalkit.grading import log_of
 from nanoswe_evalkit.passk import by_repository, counts_of, paired_difference, pass_estimate
 from nanoswe_evalkit.records import read_jsonl
-from nanoswe_evalkit.report.transcripts import transcripts
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.nano import BUGS
@@ -28,6 +30,10 @@ TRAINING_ID = re.compile(r"([egs])(\d{5})\.")
 KINDS = {
     bug.kind: re.compile(re.sub(r"\\{[ab]\\}", r"\\w+", re.escape(bug.phrase))) for bug in BUGS
 }
+MAX_TRIALS = 200
+MAX_TOKENS = 400_000
+MAX_TEXT = 20_000  # characters of a patch or a message
+UNSHOWN = ("schema", "try_", "agent", "report", "messages")
 Phases = dict[str, list[Trial]]
 
 
@@ -37,8 +43,9 @@ def gather(folder: Path) -> dict[str, Any]:
     text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = yaml.safe_load(text) or {}
     metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1", dict))
-    phases, labels = _phases(trials, any(m.get("stage") == "sft" for m in metrics))
-    shown, vocabulary = transcripts(folder, phases)
+    phases = _phases(trials)
+    shown, vocabulary = _transcripts(folder, phases)
+    ends = {p: [(t.outcome, t.stop or "none", t.timings) for t in ts] for p, ts in phases.items()}
     times = [m["time_sec"] for m in metrics if "time_sec" in m]
     return {
         "name": str(recipe.get("name") or folder.resolve().name), "recipe": text,
@@ -47,27 +54,20 @@ def gather(folder: Path) -> dict[str, Any]:
         "scores": _scores(phases, int(recipe.get("seed") or 0)),
         "series": {stage: _series(metrics, stage) for stage in ("sft", "rl")},
         "evals": [_finite(m) for m in metrics if m.get("stage") == "eval"],
-        "phases": [{"id": p, "label": labels[p], **_counts(phases[p])} for p in phases],
+        "phases": [{"id": p, "ends": ends[p]} for p in phases],
         "tasks": _tasks(phases), "shown": shown, "vocabulary": vocabulary,
     }  # fmt: skip
 
 
-def _phases(trials: Sequence[Trial], sft: bool) -> tuple[Phases, dict[str, str]]:
-    """Trials by phase id, and a label for each: evaluations first, in the order of their steps."""
+def _phases(trials: Sequence[Trial]) -> Phases:
+    """Trials by phase id: evaluations first, in the order of their steps."""
     phases: Phases = {}
     for trial in trials:
         found = TRAINING_ID.match(trial.trial_id)
         name = "eval" if not found else "train" if found[1] == "s" else found[1] + found[2]
         phases.setdefault(name, []).append(trial)
-    steps = sorted({name[1:] for name in phases if name not in ("eval", "train")})
-    labels = {"eval": "evaluation", "train": "training"}
-    for step in steps:
-        label = "after RL" if step == steps[-1] else f"step {int(step)}"
-        if step == steps[0]:
-            label = "after SFT" if sft else "before RL"
-        labels |= {f"e{step}": label, f"g{step}": f"{label}, greedy"}
     order = sorted(phases, key=lambda name: (name == "train", name != "eval", name))
-    return {name: phases[name] for name in order}, labels
+    return {name: phases[name] for name in order}
 
 
 def _scores(phases: Phases, seed: int) -> list[dict[str, Any]]:
@@ -117,23 +117,13 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:  # JSON has no NaN, no in
     return {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
 
 
-def _counts(trials: Sequence[Trial]) -> dict[str, Any]:
-    """How trials ended, and the mean of each of their clocks."""
-    clocks = sorted({name for trial in trials for name in trial.timings})
-    return {
-        "trials": len(trials), "noReward": sum(t.reward is None for t in trials),
-        "outcomes": dict(Counter(str(t.outcome) for t in trials).most_common()),
-        "stops": dict(Counter(str(t.stop or "none") for t in trials).most_common()),
-        "seconds": {name: fmean(t.timings.get(name, 0) for t in trials) for name in clocks},
-    }  # fmt: skip
-
-
 def _tasks(phases: Phases) -> list[dict[str, Any]]:
     """Per task: its issue, its bug kind where we know it, and [graded, solved] in each phase."""
     tasks: dict[str, dict[str, Any]] = {}
     for phase, trials in phases.items():
         for trial in {trial.task_id: trial for trial in reversed(trials)}.values():
-            issue = _issue(trial)
+            told = (m.get("content") or "" for m in trial.messages if m.get("role") == "user")
+            issue = str(next(told, "")).strip()
             kind = next((k for k, phrase in KINDS.items() if phrase.search(issue)), "")
             facts = {"id": trial.task_id, "kind": kind, "issue": issue[:400]}
             tasks.setdefault(trial.task_id, {**facts, "counts": {}})
@@ -142,7 +132,67 @@ def _tasks(phases: Phases) -> list[dict[str, Any]]:
     return sorted(tasks.values(), key=lambda task: task["id"])
 
 
-def _issue(trial: Trial) -> str:
-    """The first thing the agent was told, as text."""
-    users = (message for message in trial.messages if message.get("role") == "user")
-    return str(next(users, {}).get("content") or "").strip()
+def _transcripts(
+    folder: Path, phases: Mapping[str, Sequence[Trial]]
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """(the chosen trials, token id → text)"""
+    chosen = _choose(phases)
+    names, rows, path = {trial.trial_id for _, trial in chosen}, {}, folder / "tokens.json"
+    texts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1", dict):
+        if record["trial_id"] in names:
+            rows[record["trial_id"]] = record["samples"] if texts else []
+    vocabulary: dict[int, str] = {}
+    shown: list[dict[str, Any]] = []
+    left = MAX_TOKENS
+    for phase, trial in chosen:
+        samples = rows.get(trial.trial_id, [])
+        messages = [] if samples else [_message(m) for m in trial.messages]
+        left -= sum(len(s["tokens"]) for s in samples) + len(json.dumps(messages)) // 4
+        if left < 0:
+            break
+        vocabulary |= {i: texts[i] for sample in samples for i in sample["tokens"]}
+        tokens = [_row(sample) for sample in samples]
+        shown.append({**_trial(trial), "phase": phase, "rows": tokens, "messages": messages})
+    return shown, vocabulary
+
+
+def _choose(phases: Mapping[str, Sequence[Trial]]) -> list[tuple[str, Trial]]:
+    """(phase, trial), the phases taking turns until there are enough."""
+    queues = []
+    for phase, trials in phases.items():
+        rows = sorted(trials, key=lambda t: (t.attempt, t.task_id))
+        if phase == "train":
+            stride = max(1, len(trials) * len(phases) // MAX_TRIALS)
+            rows = sorted(trials, key=lambda t: t.trial_id)[::stride]
+        queues.append([(phase, trial) for trial in rows])
+    turns = chain.from_iterable(zip_longest(*queues))
+    return list(islice(filter(None, turns), MAX_TRIALS))
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    report, record = trial.report or {}, asdict(trial)
+    kinds = [kind for kind in ("fail_to_pass", "pass_to_pass") if kind in report]
+    tests = {kind: {word: len(ids) for word, ids in report[kind].items()} for kind in kinds}
+    why = trial.error or str(report.get("reason") or "")
+    shown = {key: value for key, value in record.items() if key not in UNSHOWN}
+    log = log_of(report["runs"][0])[-MAX_TEXT:] if report.get("runs") else report.get("log", "")
+    return {**shown, "patch": trial.patch[:MAX_TEXT], "error": why, "tests": tests, "log": log}
+
+
+def _row(sample: dict[str, Any]) -> dict[str, Any]:
+    """`ends` has, per turn of this row, the index after its last sampled token."""
+    ends = {turn: index for index, turn in enumerate(sample["turns"], 1) if turn >= 0}
+    versions = [version for version in sample["versions"] if version >= 0]
+    logprobs = [None if x is None else round(x, 3) for x in sample["logprobs"]]
+    span = [min(versions), max(versions)] if versions else []
+    kept = {"tokens": sample["tokens"], "provenance": sample["provenance"]}
+    return {**kept, "logprobs": logprobs, "ends": sorted(ends.values()), "versions": span}
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, str]:
+    functions = [call["function"] for call in message.get("tool_calls") or []]
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else json.dumps(content)
+    lines = [text, *(f"{f['name']} {f['arguments']}" for f in functions)]
+    return {"role": str(message.get("role")), "text": "\n".join(lines).strip()[:MAX_TEXT]}

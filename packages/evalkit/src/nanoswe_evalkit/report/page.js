@@ -3,6 +3,13 @@
 const facts = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const drop = (id) => byId(id).closest("section").remove();
+const steps = [...new Set(facts.phases.map((p) => p.id).filter((id) => /^[eg]\d/.test(id)).map((id) => id.slice(1)))].sort();
+for (const phase of facts.phases) {
+  const step = phase.id.slice(1);
+  const first = facts.series.sft.loss ? "after SFT" : "before RL";
+  const label = step === steps[0] ? first : step === steps[steps.length - 1] ? "after RL" : `step ${+step}`;
+  phase.label = { eval: "evaluation", train: "training" }[phase.id] ?? (phase.id[0] === "g" ? `${label}, greedy` : label);
+}
 const labels = Object.fromEntries(facts.phases.map((p) => [p.id, p.label]));
 const sampled = facts.phases.map((p) => p.id).filter((id) => /^(e\d+|eval)$/.test(id));
 const [first, last] = [sampled[0], sampled[sampled.length - 1]];
@@ -85,7 +92,19 @@ function drawKinds() {
   byId("kinds").append(h("div", { class: "panel" }, dumbbells(rows)));
 }
 
+// Of a phase's trials: how many ended in each way, and the mean of each clock.
+function endsOf({ ends }) {
+  const [outcomes, stops, seconds] = [{}, {}, {}];
+  for (const [outcome, stop, clocks] of ends) {
+    outcomes[outcome] = (outcomes[outcome] ?? 0) + 1;
+    stops[stop] = (stops[stop] ?? 0) + 1;
+    for (const [name, sec] of Object.entries(clocks)) seconds[name] = (seconds[name] ?? 0) + sec / ends.length;
+  }
+  return { outcomes, stops, seconds };
+}
+
 function drawOutcomes() {
+  for (const phase of facts.phases) Object.assign(phase, endsOf(phase));
   const bars = h("div", { class: "bars" });
   for (const phase of facts.phases) {
     const pieces = OUTCOMES.filter((o) => phase.outcomes[o]).map((o) => h("span", { style: `flex:${phase.outcomes[o]};background:${color(o)}`, title: `${o}: ${phase.outcomes[o]}` }, String(phase.outcomes[o])));

@@ -1,0 +1,1 @@
+mkdir -p /solution && tar -xf - -C /solution && exec bash /solution/solve.sh

@@ -1,0 +1,120 @@
+"""Certificates: the gold patch scored 1 and no patch 0, each of N times, in one kind of sandbox.
+
+In: a recipe whose agent is the oracle. Out: certificates.jsonl beside the tasks, a line per task
+with every outcome, and by name the tests whose labels are wrong and those that are flaky. A task
+with a line of this harness, content and sandbox, and of as many times, is not run again. Refuses
+what `run_trials` refuses; a trial without a reward certifies nothing, and is not kept.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nanoswe_evalkit.agents.base import NopAgent
+from nanoswe_evalkit.outcome import Outcome
+from nanoswe_evalkit.place import local_trials
+from nanoswe_evalkit.recipe import Recipe
+from nanoswe_evalkit.records import read_jsonl
+from nanoswe_evalkit.runner import Gate, Run, content_key, run_trials
+from nanoswe_evalkit.trial import Trial
+from nanoswe_harbor.task import Task, load_tasks
+
+SCHEMA, FILE = "certificate/1", "certificates.jsonl"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`gold` and `nothing` are the outcomes with the gold patch and with none."""
+
+    task_id: str
+    key: str
+    sandbox: str
+    gold: tuple[str, ...]
+    nothing: tuple[str, ...]
+    wrong_labels: tuple[str, ...]
+    flaky_tests: tuple[str, ...]
+    why: str = ""
+    schema: str = SCHEMA
+
+    @property
+    def verdict(self) -> str:
+        gold, nothing = ([o == "resolved" for o in ends] for ends in (self.gold, self.nothing))
+        if not any(gold):
+            return "nothing resolves it"
+        if all(nothing):
+            return "resolved without a patch"
+        return "certified" if all(gold) and not any(nothing) else "flaky"
+
+
+def certificates(
+    tasks: Sequence[Task], folder: Path, sandbox: str, times: int = 1
+) -> dict[str, Certificate]:
+    """Task id → its latest certificate by this harness, for its content, the sandbox, `times`."""
+    keys = {task.task_id: content_key(task) for task in tasks}
+    read = read_jsonl(folder / FILE, SCHEMA, lambda record: Certificate(**record))
+    valid = (c for c in read if (keys.get(c.task_id), sandbox) == (c.key, c.sandbox))
+    return {c.task_id: c for c in valid if len(c.gold) >= times}
+
+
+async def verify_tasks(
+    recipe: Recipe, on_start: Callable[[str, int], Callable[[Trial], None]]
+) -> tuple[dict[str, Certificate], list[str]]:
+    """(the certificates by task, the trials that certify nothing and why)"""
+    tasks, times, folder = load_tasks(recipe.tasks.path), recipe.eval.attempts, recipe.tasks.path
+    gate, lost = Gate(recipe.eval.concurrency, recipe.eval.memory_mb), list[str]()
+    with TemporaryDirectory(prefix="nanoswe-verify-") as work, (folder / FILE).open("a") as file:
+        async with local_trials(Path(work) / "work", recipe, "") as (kind, run):
+            known = certificates(tasks, folder, kind, times)
+            todo = {task.task_id: task for task in tasks if task.task_id not in known}
+            ended: dict[str, tuple[list[Trial], list[Trial]]] = {name: ([], []) for name in todo}
+            advance = on_start(kind, 2 * times * len(todo))
+
+            def on_trial(side: int, trial: Trial) -> None:
+                advance(trial)
+                gold, nothing = both = ended[trial.task_id]
+                if trial.reward is not None:
+                    both[side].append(trial)
+                else:
+                    lost.append(f"{trial.trial_id}: {trial.outcome} {trial.error}")
+                if len(gold) == len(nothing) == times:
+                    made = _certify(todo[trial.task_id], kind, gold, nothing)
+                    known[trial.task_id] = made
+                    file.write(json.dumps(asdict(made)) + "\n")
+                    file.flush()
+
+            nop: Run = partial(run, agent=NopAgent(), grade_empty=True)
+            async with asyncio.TaskGroup() as group:
+                for side, once in ((0, run), (1, nop)):
+                    seen = partial(on_trial, side)
+                    every = run_trials([*todo.values()], times, run=once, gate=gate, on_trial=seen)
+                    group.create_task(every)
+    return known, lost
+
+
+def _certify(
+    task: Task, sandbox: str, gold: Sequence[Trial], nothing: Sequence[Trial]
+) -> Certificate:
+    with_gold, without = (_passes(trials) for trials in (gold, nothing))
+    never = {test for test in (*task.fail_to_pass, *task.pass_to_pass) if not with_gold[test]}
+    always = {test for test in task.fail_to_pass if without[test] == len(nothing)}
+    once = {test for test, count in with_gold.items() if 0 < count < len(gold)}
+    once |= {test for test in task.fail_to_pass if 0 < without[test] < len(nothing)}
+    bad = next((t for t in gold if t.outcome is not Outcome.RESOLVED), None)
+    why = bad.error or str((bad.report or {}).get("reason", "")) if bad else ""
+    ends, ends_without = (tuple(str(t.outcome) for t in trials) for trials in (gold, nothing))
+    wrong, flaky, key = tuple(sorted(never | always)), tuple(sorted(once)), content_key(task)
+    return Certificate(task.task_id, key, sandbox, ends, ends_without, wrong, flaky, why)
+
+
+def _passes(trials: Sequence[Trial]) -> Counter[str]:
+    """Test → in how many trials it did what it has to."""
+    reports: list[Any] = [trial.report or {} for trial in trials]
+    lists = [r[k]["success"] for r in reports for k in ("fail_to_pass", "pass_to_pass") if k in r]
+    return Counter(chain.from_iterable(lists))
