@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +56,11 @@ def verify(tasks: Path, overrides: Sequence[str], times: int, as_json: bool) -> 
     """Check that the gold patch scores 1 and nothing scores 0, every time, for every task; name
     the liars. Overrides as for run. What was found is in TASKS/certificates.jsonl.
     """
-    from nanoswe_evalkit.evaluate import progress
-    from nanoswe_evalkit.verify import verify_tasks
+    from nanoswe_evalkit.verify import certify
 
     given = {"name": "verify", "tasks": {"path": tasks}, "agent": {"kind": "oracle"}}
     recipe = make_recipe({**given, "eval": {"attempts": times}}, overrides, Recipe, "verify")
-    with ExitStack() as stack:
-
-        def on_start(kind: str, total: int) -> Any:
-            shown = progress(Console(stderr=True), f"verify ({kind})", total)
-            return stack.enter_context(shown)
-
-        held, lost = asyncio.run(verify_tasks(recipe, on_start))
+    held, lost = asyncio.run(certify(recipe, Console(stderr=True)))
     liars = [{**vars(c), "verdict": c.verdict} for c in held.values() if c.verdict != "certified"]
     lines = [f"{c['task_id']}: {c['verdict']} {c['why']}" for c in liars]
     for words in ("wrong_labels", "flaky_tests"):

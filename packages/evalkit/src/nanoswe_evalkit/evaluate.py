@@ -7,15 +7,14 @@ folder that holds another recipe, and an agent without a model.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoswe_evalkit import passk
 from nanoswe_evalkit.grading import judge_logs
@@ -24,7 +23,7 @@ from nanoswe_evalkit.place import local_trials, ray_trials
 from nanoswe_evalkit.recipe import EvalRecipe, dump_recipe, load_recipe
 from nanoswe_evalkit.runner import Gate, read_trials, run_trials
 from nanoswe_evalkit.sessions import proxy_sessions
-from nanoswe_evalkit.tracker import Tracker
+from nanoswe_evalkit.tracker import Tracker, progress
 from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_evalkit.verify import certificates
 from nanoswe_harbor.task import load_tasks
@@ -32,9 +31,7 @@ from nanoswe_harbor.task import load_tasks
 MAX_INFRA_RATE = 0.01
 
 
-async def evaluate(
-    recipe: EvalRecipe, folder: Path, console: Console, api_key: str
-) -> dict[str, Any]:
+async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str) -> dict[str, Any]:
     """Run or resume the recipe in `folder`; the summary."""
     model = recipe.model.base_url or recipe.model.proxy
     if recipe.agent.kind not in ("oracle", "nop") and not model:
@@ -47,7 +44,7 @@ async def evaluate(
     total, least = len(tasks) * attempts, passk.detectable_difference(len(tasks), attempts)
     async with AsyncExitStack() as stack:
         places: Any = {"local": partial(local_trials, folder / "work"), "ray": ray_trials}
-        place = places[recipe.cluster.backend](recipe, api_key)
+        place = places[recipe.cluster.backend](recipe, key)
         kind, run = await stack.enter_async_context(place)
         _claim(folder, recipe)
         proxied = partial(proxy_sessions, recipe, folder / "trajectories.jsonl")
@@ -125,17 +122,3 @@ def _claim(folder: Path, recipe: EvalRecipe) -> None:
         path.write_text(text, encoding="utf-8")
     elif path.read_text(encoding="utf-8") != text:
         raise EvalkitError(f"{path} is of another recipe; choose another name=, or remove {folder}")
-
-
-@contextmanager
-def progress(console: Console, label: str, total: int) -> Iterator[Callable[[Trial], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    score, so_far = Counter[str](), TextColumn("{task.fields[score]}")
-    with Progress(*columns, TimeElapsedColumn(), so_far, console=console) as bar:
-        job = bar.add_task(label, total=total, score="")
-
-        def advance(trial: Trial) -> None:
-            score[trial.outcome] += 1
-            bar.update(job, advance=1, score=dict(score.most_common(3)))
-
-        yield advance

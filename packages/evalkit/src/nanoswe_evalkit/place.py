@@ -27,7 +27,7 @@ from nanoswe_evalkit.recipe import AgentSection, Recipe
 from nanoswe_evalkit.runner import Run
 from nanoswe_evalkit.sandboxes import SandboxFactory, pick
 from nanoswe_evalkit.sandboxes.base import MIB
-from nanoswe_evalkit.trial import Trial, failed, run_trial
+from nanoswe_evalkit.trial import Trial, run_trial
 from nanoswe_harbor.task import Task
 
 RAY_OPTIONS = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": "SPREAD"}
@@ -73,7 +73,7 @@ async def ray_trials(recipe: Recipe, api_key: str) -> AsyncIterator[tuple[str, R
             return await job.remote(recipe, api_key, Path.cwd(), task, attempt, names)
         except ray.exceptions.RayError as error:
             text = " ".join(str(getattr(error, "cause", error)).split())
-            return failed(task, attempt, names["trial_id"], names["try_"], f"ray: {text[:500]}")
+            raise EvalkitError(f"ray: {text[:500]}") from error
 
     try:
         yield recipe.sandbox.kind, run

@@ -21,7 +21,7 @@ from typing import IO, Any
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.records import read_jsonl
-from nanoswe_evalkit.trial import SCHEMA, Trial, failed, from_record, reconciled, to_line
+from nanoswe_evalkit.trial import SCHEMA, Trial, from_record, to_line
 from nanoswe_harbor.task import Task, package_digest
 
 MAX_TRIES = 3
@@ -122,8 +122,13 @@ async def _try(
             if close_session:
                 calls = await close_session(trial_id, try_)
     except EvalkitError as error:
-        return failed(task, attempt, trial_id, try_, str(error))
-    return trial if calls is None else reconciled(trial, calls)
+        lost: Any = (None, Outcome.INFRA_ERROR, None, 0, "", None, {}, str(error))
+        return Trial(trial_id, task.task_id, attempt, try_, *lost)
+    if calls is None:
+        return trial
+    said, agent = trial.agent.get("model_calls", trial.turns), trial.agent | {"proxy_calls": calls}
+    differ = [f"the agent counts {said} model calls, the proxy {calls}"] * (said != calls)
+    return replace(trial, agent=agent, error="; ".join(filter(None, [trial.error, *differ])))
 
 
 def content_key(task: Task) -> str:

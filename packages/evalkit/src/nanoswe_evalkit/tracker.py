@@ -11,10 +11,13 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.trial import Trial
@@ -76,3 +79,18 @@ class Tracker(AbstractContextManager["Tracker"]):
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish(exit_code=1 if error else 0)
+
+
+@contextmanager
+def progress(console: Console, label: str, total: int) -> Iterator[Callable[[Trial], None]]:
+    """A live line of the trials so far."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    score, so_far = Counter[str](), TextColumn("{task.fields[score]}")
+    with Progress(*columns, TimeElapsedColumn(), so_far, console=console) as bar:
+        job = bar.add_task(label, total=total, score="")
+
+        def advance(trial: Trial) -> None:
+            score[trial.outcome] += 1
+            bar.update(job, advance=1, score=dict(score.most_common(3)))
+
+        yield advance

@@ -66,19 +66,6 @@ def seed_of(seed: int, trial_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{trial_id}".encode()).digest()[:4], "big") >> 1
 
 
-def failed(task: Task, attempt: int, trial_id: str, try_: int, error: str) -> Trial:
-    """A trial that our machinery did not let begin, or lost."""
-    names = (trial_id, task.task_id, attempt, try_)
-    return Trial(*names, None, Outcome.INFRA_ERROR, None, 0, "", None, {}, error)
-
-
-def reconciled(trial: Trial, calls: int) -> Trial:
-    """With the model calls that the proxy recorded; an agent that counts others is named."""
-    said, agent = trial.agent.get("model_calls", trial.turns), trial.agent | {"proxy_calls": calls}
-    differ = [f"the agent counts {said} model calls, the proxy {calls}"] * (said != calls)
-    return replace(trial, agent=agent, error="; ".join(filter(None, [trial.error, *differ])))
-
-
 async def run_trial(
     task: Task, attempt: int, *, trial_id: str, agent: Agent, sandboxes: SandboxFactory,
     base_url: str, model: ModelConfig, try_: int = 0, grade_empty: bool = False,

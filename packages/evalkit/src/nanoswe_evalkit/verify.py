@@ -9,7 +9,7 @@ what `run_trials` refuses; a trial without a reward certifies nothing, and is no
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -17,12 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich.console import Console
+
 from nanoswe_evalkit.agents.base import NopAgent
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.place import local_trials
 from nanoswe_evalkit.recipe import Recipe
 from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.runner import Gate, Run, content_key, run_trials
+from nanoswe_evalkit.tracker import progress
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task, load_tasks
 
@@ -53,54 +56,44 @@ class Certificate:
         return "certified" if all(gold) and not any(nothing) else "flaky"
 
 
-def certificates(
-    tasks: Sequence[Task], folder: Path, sandbox: str, times: int = 1
-) -> dict[str, Certificate]:
-    """Task id → its latest certificate by this harness, for its content, the sandbox, `times`."""
+def certificates(tasks: Sequence[Task], folder: Path, sandbox: str) -> dict[str, Certificate]:
+    """Task id → its latest certificate by this harness, for its content and the sandbox."""
     keys = {task.task_id: content_key(task) for task in tasks}
     read = read_jsonl(folder / FILE, SCHEMA, lambda record: Certificate(**record))
     valid = (c for c in read if (keys.get(c.task_id), sandbox) == (c.key, c.sandbox))
-    return {c.task_id: c for c in valid if len(c.gold) >= times}
+    return {certificate.task_id: certificate for certificate in valid}
 
 
-async def verify_tasks(
-    recipe: Recipe, on_start: Callable[[str, int], Callable[[Trial], None]]
-) -> tuple[dict[str, Certificate], list[str]]:
+async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certificate], list[str]]:
     """(the certificates by task, the trials that certify nothing and why)"""
     tasks, times, folder = load_tasks(recipe.tasks.path), recipe.eval.attempts, recipe.tasks.path
     gate, lost = Gate(recipe.eval.concurrency, recipe.eval.memory_mb), list[str]()
     with TemporaryDirectory(prefix="nanoswe-verify-") as work, (folder / FILE).open("a") as file:
         async with local_trials(Path(work) / "work", recipe, "") as (kind, run):
-            known = certificates(tasks, folder, kind, times)
-            todo = {task.task_id: task for task in tasks if task.task_id not in known}
-            ended: dict[str, tuple[list[Trial], list[Trial]]] = {name: ([], []) for name in todo}
-            advance = on_start(kind, 2 * times * len(todo))
-
-            def on_trial(side: int, trial: Trial) -> None:
-                advance(trial)
-                gold, nothing = both = ended[trial.task_id]
-                if trial.reward is not None:
-                    both[side].append(trial)
-                else:
-                    lost.append(f"{trial.trial_id}: {trial.outcome} {trial.error}")
-                if len(gold) == len(nothing) == times:
-                    made = _certify(todo[trial.task_id], kind, gold, nothing)
-                    known[trial.task_id] = made
-                    file.write(json.dumps(asdict(made)) + "\n")
-                    file.flush()
-
+            known = certificates(tasks, folder, kind)
+            todo = [
+                t for t in tasks if t.task_id not in known or len(known[t.task_id].gold) < times
+            ]
             nop: Run = partial(run, agent=NopAgent(), grade_empty=True)
-            async with asyncio.TaskGroup() as group:
-                for side, once in ((0, run), (1, nop)):
-                    seen = partial(on_trial, side)
-                    every = run_trials([*todo.values()], times, run=once, gate=gate, on_trial=seen)
-                    group.create_task(every)
+            with progress(console, f"verify ({kind})", 2 * times * len(todo)) as advance:
+
+                async def one(task: Task) -> None:
+                    jobs: Any = {"gate": gate, "on_trial": advance}
+                    both = [await run_trials([task], times, run=r, **jobs) for r in (run, nop)]
+                    bad = [trial for trial in (*both[0], *both[1]) if trial.reward is None]
+                    lost.extend(f"{trial.trial_id}: {trial.outcome} {trial.error}" for trial in bad)
+                    if not bad:
+                        known[task.task_id] = made = _certify(task, kind, *both)
+                        file.write(json.dumps(asdict(made)) + "\n")
+                        file.flush()
+
+                async with asyncio.TaskGroup() as group:
+                    for task in todo:
+                        group.create_task(one(task))
     return known, lost
 
 
-def _certify(
-    task: Task, sandbox: str, gold: Sequence[Trial], nothing: Sequence[Trial]
-) -> Certificate:
+def _certify(task: Task, sandbox: str, gold: list[Trial], nothing: list[Trial]) -> Certificate:
     with_gold, without = (_passes(trials) for trials in (gold, nothing))
     never = {test for test in (*task.fail_to_pass, *task.pass_to_pass) if not with_gold[test]}
     always = {test for test in task.fail_to_pass if without[test] == len(nothing)}

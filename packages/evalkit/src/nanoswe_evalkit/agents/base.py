@@ -60,10 +60,10 @@ class Agent(Protocol):
 class NopAgent:
     """Does nothing, and scores 0."""
 
+    async def close(self) -> None: ...
+
     async def run(self, job: Job) -> Stop:
         return Stop.FINISHED
-
-    async def close(self) -> None: ...
 
 
 class OracleAgent(NopAgent):

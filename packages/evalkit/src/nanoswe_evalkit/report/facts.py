@@ -132,9 +132,7 @@ def _tasks(phases: Phases) -> list[dict[str, Any]]:
     return sorted(tasks.values(), key=lambda task: task["id"])
 
 
-def _transcripts(
-    folder: Path, phases: Mapping[str, Sequence[Trial]]
-) -> tuple[list[dict[str, Any]], dict[int, str]]:
+def _transcripts(folder: Path, phases: Phases) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """(the chosen trials, token id → text)"""
     chosen = _choose(phases)
     names, rows, path = {trial.trial_id for _, trial in chosen}, {}, folder / "tokens.json"
