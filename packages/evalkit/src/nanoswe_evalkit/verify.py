@@ -71,9 +71,7 @@ async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certifica
     with TemporaryDirectory(prefix="nanoswe-verify-") as work, (folder / FILE).open("a") as file:
         async with local_trials(Path(work) / "work", recipe, "") as (kind, run):
             known = certificates(tasks, folder, kind)
-            todo = [
-                t for t in tasks if t.task_id not in known or len(known[t.task_id].gold) < times
-            ]
+            todo = [t for t in tasks if len(getattr(known.get(t.task_id), "gold", ())) < times]
             nop: Run = partial(run, agent=NopAgent(), grade_empty=True)
             with progress(console, f"verify ({kind})", 2 * times * len(todo)) as advance:
 

@@ -54,8 +54,7 @@ class Task:
 
 def load_task(path: Path | str) -> Task:
     """Read one task folder. Raises TaskError."""
-    path = Path(path)
-    if not path.is_dir():
+    if not (path := Path(path)).is_dir():
         raise TaskError(f"{path}: no such task folder; give a folder that holds task.toml")
     config = read(path / "task.toml", tomllib.loads)
     metadata = config.get("metadata", {})
@@ -100,8 +99,7 @@ def load_tasks(folder: Path | str) -> list[Task]:
         return [load_task(folder)]
     if (folder / "train" / "dataset.toml").is_file():
         raise TaskError(f"{folder}: holds two datasets; give its train or heldout folder")
-    paths = task_paths(folder)
-    if not paths:
+    if not (paths := task_paths(folder)):
         raise TaskError(f"{folder}: no task folders here; run nanoswe-harbor convert first")
     return [load_task(path) for path in paths]
 
