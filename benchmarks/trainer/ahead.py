@@ -22,7 +22,7 @@ from nanoswe_harbor.convert import convert_nano
 RECIPE = Path(__file__).parents[2] / "recipes" / "train" / "demo.yaml"
 FIXED = (
     "sft.steps=40", "train.steps=8", "train.groups=4", "train.group_size=8", "eval.attempts=1",
-    "eval.concurrency=64", "cluster.slots=64", "eval.share_verdicts=false", "tasks.limit=8",
+    "eval.concurrency=64", "eval.share_verdicts=false", "tasks.limit=8",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, packed_attention
 from nanoswe_trainer.muon import Muon
 from nanoswe_trainer.pack import Row, bins, pack
-from nanoswe_trainer.recipe import TrainSection, Truncated
+from nanoswe_trainer.recipe import TrainSection
 
 PLAIN = TrainSection()
 
@@ -62,14 +62,14 @@ def test_weights_by_hand() -> None:
 
 def test_infrastructure_never_counts_as_a_zero() -> None:
     for outcome in Outcome:
-        trusted = trusted_reward(Stop.FINISHED, outcome, reward_of(outcome), Truncated.MASK)
+        trusted = trusted_reward(Stop.FINISHED, reward_of(outcome), "mask")
         assert (trusted is None) == (outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR))
-    assert trusted_reward(Stop.CANCELLED, Outcome.RESOLVED, 1.0, Truncated.TRAIN) is None
+    assert trusted_reward(Stop.CANCELLED, 1.0, "train") is None
 
 
 @pytest.mark.parametrize("stop", [Stop.MAX_TURNS, Stop.CONTEXT, Stop.TIMEOUT, Stop.STUCK])
 def test_cut_off_trials_follow_the_recipe(stop: Stop) -> None:
-    got = [trusted_reward(stop, Outcome.RESOLVED, 1.0, t) for t in Truncated]
+    got = [trusted_reward(stop, 1.0, t) for t in ("mask", "train", "penalise")]
     assert got == [None, 1.0, 0.0]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nanoswe_evalkit.outcome import Outcome, Stop
 from nanoswe_evalkit.sandboxes import pick
@@ -16,12 +17,13 @@ from nanoswe_harbor.task import load_task
 from nanoswe_proxy.engine.scripted import ScriptedEngine
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import Conservation, Sample, Trajectory
-from nanoswe_trainer.data import demonstrations, render, rl_rows, sft_rows
+from nanoswe_trainer.data import conversation, demonstrations, rl_rows, sft_rows
 from nanoswe_trainer.recipe import TrainRecipe, TrainSection
 from nanoswe_trainer.rollout import open_rollouts
-from nanoswe_trainer.tiny import CALL_OPEN, STRUCTURE
+from nanoswe_trainer.tiny import TEMPLATE
 
 NAN = math.nan
+PARTS = yaml.safe_load(TEMPLATE.with_suffix(".yaml").read_text())
 
 
 def recipe(folder: Path) -> TrainRecipe:
@@ -36,7 +38,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
     renderer = Renderer(model_dir)
     want = {}
     for case in cases("train", 3, 0):
-        want[case.instance_id] = render(renderer, case, case.good)
+        want[case.instance_id] = renderer.render_messages(conversation(case, case.good), None)
 
     async def one(name: str) -> tuple[Trial, Trajectory]:
         turns = [renderer.codec.decode(p.ids) for p in want[name] if set(p.provenance) == {"s"}]
@@ -63,10 +65,15 @@ def test_words_are_one_token_and_every_text_survives(model_dir: Path) -> None:
     case = next(cases("heldout", 1, 0))
     ids = codec.full.encode(case.name, add_special_tokens=False).ids
     assert len(ids) == 3  # verb, underscore, thing
-    for text in ("naïve — ünïcode\t\r\n", case.file_text, "<|im_start|> in a file", CALL_OPEN):
+    for text in (
+        "naïve — ünïcode\t\r\n",
+        case.file_text,
+        "<|im_start|> in a file",
+        PARTS["structure"][6],
+    ):
         encoded = codec.encode(codec.guard(text), "c", "o")
         assert codec.decode(encoded.ids) == text
-        structural = {codec.full.token_to_id(s) for s in STRUCTURE}
+        structural = {codec.full.token_to_id(s) for s in PARTS["structure"]}
         assert structural.isdisjoint(encoded.ids)
 
 
@@ -82,7 +89,10 @@ def test_demonstrations_are_wrong_as_often_as_asked_and_never_on_a_task() -> Non
 
 def test_sft_weights_sum_to_one_and_context_weighs_a_tenth(model_dir: Path) -> None:
     renderer = Renderer(model_dir)
-    parts = [render(renderer, case, case.good) for case in cases("train", 2, 1)]
+    parts = [
+        renderer.render_messages(conversation(case, case.good), None)
+        for case in cases("train", 2, 1)
+    ]
     rows = sft_rows(parts, 0.1)
     assert sum(sum(row.weights) for row in rows) == pytest.approx(1.0)
     kinds = "".join(p.provenance for p in parts[0])

@@ -28,7 +28,7 @@ model: {max_tokens: 12}
 eval: {attempts: 2, concurrency: 8}
 sft: {steps: 3, batch: 4, warmup_steps: 1}
 train: {steps: 2, groups: 2, group_size: 2, checkpoint_steps: 1, truncated: train}
-cluster: {slots: 8, train_threads: 1, max_context: 160}
+cluster: {train_threads: 1, max_context: 160}
 """
 TIMES = {"time_sec", "step_sec", "wait_sec", "tokens_per_sec", "trials_per_sec"}
 

@@ -2,6 +2,7 @@
 what is learned of them, what is refused and why, and SFT on them to the end.
 """
 
+import asyncio
 import json
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,8 @@ from nanoswe_evalkit.recipe import load_recipe
 from nanoswe_evalkit.trial import to_line
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_trainer.cli import cli, main
-from nanoswe_trainer.loop_sft import _batches, finetune, found
+from nanoswe_trainer.loop import train
+from nanoswe_trainer.loop_sft import _batches, split
 from nanoswe_trainer.model import load_decoder
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.transcripts import TranscriptError, conversation, examples
@@ -198,25 +200,25 @@ def test_loss_falls_on_real_records_and_a_stopped_run_goes_on(tmp_path: Path) ->
     loaded, folder = load_recipe(path, [], TrainRecipe), tmp_path / "b"
     folder.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        finetune(loaded, folder, Stopped())
+        asyncio.run(train(loaded, folder, "none", Stopped()))
     assert len(numbers(folder)) == 5
-    finetune(loaded, folder, View())
+    asyncio.run(train(loaded, folder, "none", View()))
     assert numbers(folder) == whole
 
 
 def test_what_is_cut_and_what_is_left_out(tmp_path: Path, renderer: Renderer, caplog) -> None:
     path = recipe(tmp_path)
-    full = found(load_recipe(path, [], TrainRecipe), renderer)
+    full = split(load_recipe(path, [], TrainRecipe), renderer)[0]
     counts = [sum(len(p.ids) for p in e.parts) for e in full]
     first = counts[0] - 5
-    cut = found(load_recipe(path, [f"cluster.max_context={first}"], TrainRecipe), renderer)
+    cut = split(load_recipe(path, [f"cluster.max_context={first}"], TrainRecipe), renderer)[0]
     ids = [[i for p in e.parts for i in p.ids] for e in (full[0], cut[0])]
     assert ids[1] == ids[0][:first]
     with pytest.raises(TranscriptError, match="nothing to learn from"):
-        found(load_recipe(path, ["cluster.max_context=64"], TrainRecipe), renderer)
+        split(load_recipe(path, ["cluster.max_context=64"], TrainRecipe), renderer)[0]
     assert "no reply begins within 64 tokens" in caplog.text
     unknown = recipe(tmp_path, data=[str(DATA / n) for n in ("sharegpt.jsonl", "swe_smith.jsonl")])
-    kept = found(load_recipe(unknown, ["sft.min_reward=1"], TrainRecipe), renderer)
+    kept = split(load_recipe(unknown, ["sft.min_reward=1"], TrainRecipe), renderer)[0]
     assert [e.name for e in kept] == ["swe_smith.jsonl:1"]
     assert "sharegpt.jsonl:1 is left out: its reward is None" in caplog.text
 
@@ -265,7 +267,7 @@ def test_our_own_trajectories_are_taken_as_they_are(renderer: Renderer, tmp_path
         ((t.samples[0].tokens, t.samples[0].provenance),) for t in sealed
     ]
     loaded = load_recipe(recipe(tmp_path, data=[str(file)], min_reward=1), [], TrainRecipe)
-    assert [e.name for e in found(loaded, renderer)] == ["trajectories.jsonl:1"]
+    assert [e.name for e in split(loaded, renderer)[0]] == ["trajectories.jsonl:1"]
     record = json.loads(sealed[0].to_json())
     record["samples"][0]["tokens"][-1] = 99999
     file.write_text(json.dumps(record))

@@ -21,6 +21,7 @@ from nanoswe_proxy.engine.base import Sampling
 from nanoswe_proxy.errors import EngineError
 from nanoswe_trainer.engine.vllm import TOLERANCE, VllmEngine, serve_vllm
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise
+from nanoswe_trainer.worker import Worker
 
 pytestmark = pytest.mark.interop
 CONFIG = ModelConfig(
@@ -34,14 +35,14 @@ model: {max_tokens: 16}
 eval: {attempts: 2, concurrency: 8}
 sft: {steps: 6, batch: 16, warmup_steps: 2}
 train: {steps: 3, groups: 2, group_size: 4, depth: 1, truncated: train}
-cluster: {engine: vllm, slots: 8, max_context: 256, train_threads: 1}
+cluster: {engine: vllm, max_context: 256, train_threads: 1}
 """
 
 
 def served(decoder: Decoder, folder: Path, compute: ThreadPoolExecutor):
     return serve_vllm(
-        decoder, folder, Path(sys.executable), ["--enforce-eager"], max_context=256, slots=8,
-        bf16=False, version=0, compute=compute,
+        Worker(decoder), folder, Path(sys.executable), ["--enforce-eager"], max_context=256,
+        slots=8, bf16=False, version=0, compute=compute,
     )  # fmt: skip
 
 

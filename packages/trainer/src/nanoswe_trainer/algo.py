@@ -9,31 +9,28 @@ critic, proximal recomputation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from nanoswe_evalkit.outcome import Outcome, Stop
+from nanoswe_evalkit.outcome import Stop
 from nanoswe_trainer.pack import Batch
-from nanoswe_trainer.recipe import TrainSection, Truncated
+from nanoswe_trainer.recipe import TrainSection
 
 LOG_RATIO_CLAMP = 20.0
 CUT_OFF = frozenset({Stop.MAX_TURNS, Stop.CONTEXT, Stop.TIMEOUT, Stop.STUCK})
 
 
-def trusted_reward(
-    stop: Stop | None, outcome: Outcome, reward: float | None, truncated: Truncated
-) -> float | None:
-    """The reward this trial brings to its group; None: neither in the baseline nor trained."""
-    if (
-        reward is None
-        or outcome in (Outcome.INFRA_ERROR, Outcome.GRADER_ERROR)
-        or stop is Stop.CANCELLED
-    ):
+def trusted_reward(stop: Stop | None, reward: float | None, truncated: str) -> float | None:
+    """The reward this trial brings to its group; None: neither in the baseline nor trained.
+
+    Where our machinery failed there is no reward (evalkit's `reward_of`).
+    """
+    if reward is None or stop is Stop.CANCELLED:
         return None
-    if stop in CUT_OFF and truncated is not Truncated.TRAIN:
-        return 0.0 if truncated is Truncated.PENALISE else None
+    if stop in CUT_OFF and truncated != "train":
+        return 0.0 if truncated == "penalise" else None
     return reward
 
 
@@ -45,18 +42,18 @@ class GroupAdvantages:
     dropped: str = ""  # "", "too_few", "all_0", "all_1", "all_equal"
 
 
-def group_advantages(
-    rewards: Sequence[float | None], *, kind: str = "mean", min_group: int = 0
-) -> GroupAdvantages:
+def group_advantages(rewards: Sequence[float | None], *, kind: str = "mean") -> GroupAdvantages:
     """reward minus the mean of the group's trusted rewards, over what `kind` says.
 
     A group with no difference between max and min teaches nothing and is dropped; so is one with
-    fewer than `min_group` (0: half of it, at least two) trusted rewards. None moves no mean.
+    fewer trusted rewards than half of it, or two. None moves no mean.
     """
+    if kind == "teacher":  # each token has its own, in `policy_loss`; rewards are only looked at
+        return GroupAdvantages(tuple(None if r is None else 0.0 for r in rewards))
     known = [r for r in rewards if r is not None]
     nothing: tuple[float | None, ...] = (None,) * len(rewards)
     n = len(known)
-    if n < (min_group or max(2, len(rewards) // 2)):
+    if n < max(2, len(rewards) // 2):
         return GroupAdvantages(nothing, "too_few")
     if max(known) == min(known):
         name = {0.0: "all_0", 1.0: "all_1"}.get(known[0], "all_equal")
@@ -109,9 +106,6 @@ def objective(
     match train.policy:
         case "clip" | "gspo":
             worth = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-            if train.dual_clip:
-                floor = torch.where(advantage < 0, train.dual_clip * advantage, -torch.inf)
-                worth = torch.maximum(worth, floor)
             return worth, (ratio < low) & (advantage < 0), (ratio > high) & (advantage > 0)
         case "reinforce" | "cispo":
             low = low if train.policy == "cispo" else 0.0
@@ -146,6 +140,9 @@ def policy_loss(
     valid = torch.isfinite(batch.behaviour_N)
     log_ratio = torch.where(valid, logprobs_N - torch.where(valid, batch.behaviour_N, 0.0), 0.0)
     weight = batch.weights_N * valid
+    if train.advantage == "teacher":  # the gradient of the reverse KL of each token
+        assert batch.reference_N is not None
+        batch = replace(batch, advantages_N=(batch.reference_N - logprobs_N).detach())
     anchored = log_ratio
     if train.policy == "gspo":
         anchored = row_mean(log_ratio, valid, batch.owners_N)
@@ -156,8 +153,7 @@ def policy_loss(
         loss = loss + train.drift * (weight * log_ratio.square()).sum()
     if batch.reference_N is not None:
         away = batch.reference_N - logprobs_N
-        each = away.square() / 2 if train.kl_kind == "k2" else away.exp() - 1 - away
-        kl = (weight * each).sum()
+        kl = (weight * (away.exp() - 1 - away)).sum()  # k3
         loss, numbers["kl_reference"] = loss + train.kl * kl, kl.item()
     with torch.no_grad():
         ratio, gap = log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp(), log_ratio.abs()

@@ -54,12 +54,12 @@ def load(folder: Path, recipe_digest: str) -> tuple[Position, dict[str, Any]] | 
         return None
     path = folder / pointer.read_text().strip()
     try:
-        record = torch.load(path, weights_only=True)
+        record = torch.load(path, weights_only=True, mmap=True)
     except Exception as error:  # a damaged file fails in whatever way its bytes suggest
         again = f"delete {folder} to start again"
         raise CheckpointError(f"{path}: cannot be read ({error}); {again}") from error
     if record["recipe"] != recipe_digest:
-        other = "was made by another recipe; choose another name=…, or delete it"
+        other = "was made by another recipe or from other data; choose another name=…, or delete it"
         raise CheckpointError(f"{folder.parent}: {other}")
     return Position(record["stage"], record["step"], record["sizes"]), record["state"]
 

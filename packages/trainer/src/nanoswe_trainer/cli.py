@@ -15,9 +15,7 @@ from typing import Any
 import click
 
 RUNS = click.option("--runs", type=click.Path(path_type=Path), default=Path("runs"))
-FALLBACK = click.option(
-    "--allowlist-fallback", is_flag=True, help="Where no sandbox starts, take `allowlist`."
-)
+FALLBACK = click.option("--allowlist-fallback", is_flag=True, help="If no sandbox starts.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,16 +65,22 @@ def run(
     from nanoswe_trainer.view import View
 
     loaded = _load(recipe, overrides)
-    load_tasks(loaded.tasks.path)  # before anything is written
+    if loaded.has_trials:
+        load_tasks(loaded.tasks.path)  # before anything is written
     folder = runs / loaded.name
     folder.mkdir(parents=True, exist_ok=True)
 
     async def main(view: Any) -> Any:
-        kind = await _sandbox_kind(loaded, folder / "work", allowlist_fallback, view)
+        kind = "none"
+        if loaded.has_trials:
+            kind = await _sandbox_kind(loaded, folder / "work", allowlist_fallback, view)
         return await train(loaded, folder, kind, view)
 
     with View() as view:
         summary = asyncio.run(main(view))
+    if not summary:
+        click.echo(folder / "export")
+        return
     report = write_report(folder)
     shutil.rmtree(folder / "work", ignore_errors=True)
     if as_json:
@@ -96,16 +100,6 @@ def sft(context: click.Context, recipe: str, overrides: tuple[str, ...], **optio
     from nanoswe_evalkit.recipe import find_recipe
 
     path = find_recipe(recipe, "sft")
-    loaded = _load(str(path), overrides)
-    if loaded.sft.data:
-        from nanoswe_trainer.loop_sft import finetune
-        from nanoswe_trainer.view import View
-
-        folder = options["runs"] / loaded.name
-        folder.mkdir(parents=True, exist_ok=True)
-        with View() as view:
-            click.echo(finetune(loaded, folder, view))
-        return
     context.invoke(run, recipe=str(path), overrides=(*overrides, "train.steps=0"), **options)
 
 
@@ -113,15 +107,15 @@ def sft(context: click.Context, recipe: str, overrides: tuple[str, ...], **optio
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
 def check(recipe: str, overrides: tuple[str, ...]) -> None:
-    """Validate RECIPE and its tasks, and print it resolved. Nothing is run."""
+    """Print RECIPE resolved, what would run where, and what is missing (exit code 1)."""
     from nanoswe_evalkit.recipe import dump_recipe
-    from nanoswe_harbor.task import load_tasks
+    from nanoswe_trainer.check import check as look
 
     loaded = _load(recipe, overrides)
-    what = f"learns from {len(loaded.sft.data)} files"
-    if not loaded.sft.data:
-        what = f"{len(load_tasks(loaded.tasks.path))} tasks in {loaded.tasks.path}"
-    click.echo(dump_recipe(loaded) + f"# {what}")
+    facts, missing = look(loaded)
+    lines = [*(f"# {fact}" for fact in facts), *(f"# MISSING: {what}" for what in missing)]
+    click.echo(dump_recipe(loaded) + "\n".join(lines))
+    sys.exit(1 if missing else 0)
 
 
 @cli.command()

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.nano import BUGS, NanoCase, cases, fix_command
-from nanoswe_proxy.render.base import Encoded, Renderer
+from nanoswe_proxy.render.base import Encoded
 from nanoswe_proxy.trajectory import Provenance, Trajectory
 from nanoswe_trainer.algo import group_advantages, token_weights, trusted_reward
 from nanoswe_trainer.pack import Row
 from nanoswe_trainer.recipe import TrainSection
-
-NOTHING = "(no output)"
 
 
 def conversation(case: NanoCase, expression: str) -> list[dict]:
@@ -40,7 +38,7 @@ def conversation(case: NanoCase, expression: str) -> list[dict]:
         call(f"cat {case.file_name}"),
         {"role": "tool", "content": case.file_text},
         call(fix_command(case, expression)),
-        {"role": "tool", "content": NOTHING},
+        {"role": "tool", "content": "(no output)"},
         call("submit"),
     ]
 
@@ -69,11 +67,6 @@ def sft_rows(conversations: Sequence[list[Encoded]], context_weight: float) -> l
     return [Row(tuple(ids), tuple(w / total for w in weights)) for ids, weights in raw]
 
 
-def render(renderer: Renderer, case: NanoCase, expression: str) -> list[Encoded]:
-    """One demonstration in stretches of context and of would-be-sampled tokens, its end."""
-    return renderer.render_messages(conversation(case, expression), None)
-
-
 @dataclass
 class GroupBatch:
     """What one RL step trains on, and the counts that say what it left out."""
@@ -88,16 +81,13 @@ def rl_rows(
     train: TrainSection, max_length: int,
 ) -> GroupBatch:  # fmt: skip
     """Rows in (group, attempt) order: a batch is a function of its trials, not of arrival."""
-    out = GroupBatch(
-        counts=dict.fromkeys(
-            ("groups_all_0", "groups_all_1", "groups_all_equal", "groups_too_few"), 0
-        )
-    )
+    kinds = ("all_0", "all_1", "all_equal", "too_few")
+    out = GroupBatch(counts={f"groups_{kind}": 0 for kind in kinds})
     chosen = []
     for number, group in enumerate(groups):
         out.rewards += [t.reward for t in group if t.reward is not None]
-        trusted = [trusted_reward(t.stop, t.outcome, t.reward, train.truncated) for t in group]
-        advantages = group_advantages(trusted, kind=train.advantage, min_group=train.min_group)
+        trusted = [trusted_reward(t.stop, t.reward, train.truncated) for t in group]
+        advantages = group_advantages(trusted, kind=train.advantage)
         if advantages.dropped:
             out.counts[f"groups_{advantages.dropped}"] += 1
         for trial, value in zip(group, advantages.values, strict=True):
@@ -105,16 +95,14 @@ def rl_rows(
                 if trial.trial_id not in trajectories:
                     raise LookupError(f"trial {trial.trial_id} has a reward and no trajectory")
                 sealed = trajectories[trial.trial_id]
-                chosen += [
-                    (s, value, trial.trial_id, number) for s in sealed.samples if any(s.mask)
-                ]
+                samples = [s for s in sealed.samples if any(s.mask)]
+                chosen += [(s, value, trial.trial_id, number) for s in samples]
     if not chosen:
         return out
     rows, values, trials, numbers = zip(*chosen, strict=True)
     counts = [sum(sample.mask) for sample in rows]
-    weights = token_weights(
-        counts, train.normaliser, trials=trials, groups=numbers, length=max_length
-    )
+    owners = {"trials": trials, "groups": numbers}
+    weights = token_weights(counts, train.normaliser, length=max_length, **owners)
     for sample, value, weight in zip(rows, values, weights, strict=True):
         out.rows.append(Row(
             tokens=sample.tokens,

@@ -12,12 +12,11 @@ from torch.utils.checkpoint import checkpoint
 from nanoswe_trainer.model import Decoder, packed_attention
 from nanoswe_trainer.pack import Batch
 
+PerToken = tuple[Tensor, Tensor]  # logprobs_N, entropies_N
 CHUNK, CHUNK_LOGITS = 4096, 2**26  # at most so many rows, and rows x vocabulary, at once
 
 
-def _head(
-    decoder: Decoder, hidden_ND: Tensor, targets_N: Tensor, temperature: float
-) -> tuple[Tensor, Tensor]:
+def _head(decoder: Decoder, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> PerToken:
     logits = decoder.head(hidden_ND).float()
     all_logprobs = torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
     with torch.no_grad():
@@ -27,10 +26,12 @@ def _head(
 
 def token_logprobs(
     decoder: Decoder, batch: Batch, *, temperature: float = 1.0, bf16: bool = False
-) -> tuple[Tensor, Tensor]:
+) -> PerToken:
     """(logprobs_N, entropy_N) in fp32, at the temperature that the engine sampled with."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        hidden = decoder(batch.ids_T, batch.positions_T, packed_attention(batch.lengths))
+    device = batch.ids_T.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        attend = packed_attention(batch.lengths, device)
+        hidden = decoder(batch.ids_T, batch.positions_T, attend)
         rows = hidden.index_select(0, batch.predictors_N)
         chunk = max(1, min(CHUNK, CHUNK_LOGITS // decoder.config.vocab_size))
         parts = [

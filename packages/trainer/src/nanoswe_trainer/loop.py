@@ -3,53 +3,51 @@ folder out.
 
 The stages are SFT, an evaluation, RL, the same evaluation again. Each is left out when the recipe
 gives it no steps, and skipped when the checkpoint says that it is done: a killed run goes on where
-it was. Refuses a folder made by another recipe.
+it was. SFT on found transcripts alone needs no tasks and has no evaluation. Refuses a folder made
+by another recipe.
 """
 
 import asyncio
 import json
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.recipe import dump_recipe
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.tracker import Tracker
 from nanoswe_evalkit.trial import Trial
-from nanoswe_harbor.task import load_tasks
+from nanoswe_harbor.task import Task, load_tasks
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_trainer import checkpoint, tiny
+from nanoswe_trainer.cluster import open_ranks
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import serve_vllm
 from nanoswe_trainer.loop_rl import Step, TrainedEngine, train_rl
-from nanoswe_trainer.loop_sft import train_sft
+from nanoswe_trainer.loop_sft import show_masks, train_sft
 from nanoswe_trainer.metrics import alarms, eval_metrics, gain
-from nanoswe_trainer.model import Decoder, load_decoder, save_decoder
+from nanoswe_trainer.model import load_decoder
 from nanoswe_trainer.recipe import TrainRecipe, digest
 from nanoswe_trainer.rollout import Rollouts, append_records, keep_finished, open_rollouts
 from nanoswe_trainer.view import View
 from nanoswe_trainer.worker import Worker
 
+T = TypeVar("T")
 STAGES = ("sft", "eval_before", "rl", "eval_after", "done")
 RECORDS = ("trials.jsonl", "trajectories.jsonl", "metrics.jsonl")
 
 
-class RunError(RuntimeError):
-    """The run cannot go on; the message says why and what to do."""
-
-
 @dataclass(frozen=True)
 class Summary:
-    """before and after: metrics of `eval_metrics` at the recipe's temperature and greedy; gains:
-    value, low, high. Without RL, after is before and there are no gains.
-    """
+    """`eval_metrics`, sampled and greedy; gains: value, low, high. Without RL there are none."""
 
     before: dict[str, dict[str, Any]]
     after: dict[str, dict[str, Any]]
@@ -57,7 +55,9 @@ class Summary:
 
 
 class Run:
-    """What the stages share. All tensor work runs on the one thread of `compute`: no races."""
+    """What the stages share. This process computes on the one thread of `compute`: no races."""
+
+    worker: Worker  # set by `train`
 
     def __init__(
         self, recipe: TrainRecipe, folder: Path, sandbox_kind: str, tracker: Tracker, view: View
@@ -65,10 +65,11 @@ class Run:
         self.recipe, self.folder, self.sandbox_kind = recipe, folder, sandbox_kind
         self.tracker, self.view = tracker, view
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        tasks = load_tasks(recipe.tasks.path)
-        self.tasks = recipe.tasks.chosen(tasks)
-        heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
-        self.heldout = recipe.tasks.chosen(heldout)
+        self.tasks: list[Task] = []
+        if recipe.has_trials:
+            self.tasks = recipe.tasks.chosen(load_tasks(recipe.tasks.path))
+            heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
+            self.heldout = recipe.tasks.chosen(heldout)
         self.model_dir = recipe.init or folder / "model"
         if not recipe.init and not (self.model_dir / "config.json").exists():
             tiny.create(self.model_dir, recipe.seed)
@@ -77,21 +78,20 @@ class Run:
         every = range(tokens.get_vocab_size())
         texts = [tokens.decode([i], skip_special_tokens=False) for i in every]
         (folder / "tokens.json").write_text(json.dumps(texts))
-        self.decoder: Decoder = load_decoder(self.model_dir)
-        self.digest = digest(recipe)
-        found = checkpoint.load(folder / "checkpoints", self.digest)
-        self.position, self.state = found or (checkpoint.Position(STAGES[0], 0), {})
+        self.checkpoints, self.digest = folder / "checkpoints", digest(recipe, self.tasks)
+        found = checkpoint.load(self.checkpoints, self.digest)
+        self.position, state = found or (checkpoint.Position(STAGES[0], 0), {})
+        self.ledger, self.resumes = state.get("ledger"), bool(found)
         # records of a step that no checkpoint holds are made again; an evaluation goes on
         sizes = dict.fromkeys(RECORDS, 0) | self.position.sizes
         if self.position.stage.startswith("eval"):
             keep_finished(folder)
             sizes = {"metrics.jsonl": sizes["metrics.jsonl"]}
         checkpoint.truncate(folder, sizes)
-        if self.state:
-            self.decoder.load_state_dict(self.state["model"])
+        if found:
             view.note(f"resuming {folder} at {self.position.stage}, step {self.position.step}")
 
-    async def in_compute(self, function: Any, *arguments: Any) -> Any:
+    async def in_compute(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.compute, function, *arguments)
 
     def pending(self, stage: str) -> int | None:
@@ -100,21 +100,19 @@ class Run:
             return None
         return self.position.step if stage == self.position.stage else 0
 
-    def save(self, stage: str, step: int, state: dict[str, Any]) -> None:
+    def save(self, stage: str, step: int, optimizers: bool = True, **extra: Any) -> None:
         sizes = {n: (self.folder / n).stat().st_size for n in RECORDS if (self.folder / n).exists()}
         self.position = checkpoint.Position(stage, step, sizes)
-        checkpoint.save(self.folder / "checkpoints", self.position, state, self.digest)
+        self.worker.save(self.checkpoints, self.position, self.digest, extra, optimizers)
 
     def finish(self, stage: str) -> None:
-        self.save(STAGES[STAGES.index(stage) + 1], 0, {"model": self.decoder.state_dict()})
+        self.save(STAGES[STAGES.index(stage) + 1], 0, optimizers=False)
 
-    def worker(self, stage: str, **settings: Any) -> Worker:
-        """A worker on the shared decoder, with its optimizer where the checkpoint left it."""
-        cluster = self.recipe.cluster
-        worker = Worker(self.decoder, max_tokens=cluster.max_tokens, bf16=cluster.bf16, **settings)
-        if self.position.stage == stage and "optimizers" in self.state:
-            worker.load(self.state)
-        return worker
+    def begin(self, stage: str, **settings: Any) -> None:
+        """Optimizers, where the checkpoint left them."""
+        self.worker.begin(**settings)
+        if self.position.stage == stage and self.position.step:
+            self.worker.load(self.checkpoints, self.digest, optimizers=True)
 
 
 async def sft_stage(run: Run) -> None:
@@ -125,28 +123,19 @@ async def sft_stage(run: Run) -> None:
         run.finish("sft")
         return
     rates = recipe.sft.learning_rate, recipe.sft.muon_learning_rate
-    worker = run.worker("sft", learning_rate=rates[0], muon_learning_rate=rates[1])
+    run.begin("sft", learning_rate=rates[0], muon_learning_rate=rates[1])
+    if recipe.sft.data:
+        (run.folder / "masks.txt").write_text(show_masks(recipe, run.renderer))
     run.view.stage("SFT", recipe.sft.steps, first)
-    cancelled = False
-
-    def after_step(done: int, metrics: dict[str, float]) -> None:
+    await run.in_compute(torch.set_num_threads, recipe.cluster.train_threads)
+    steps = train_sft(recipe, run.worker, run.renderer, first)
+    while (step := await run.in_compute(next, steps, None)) is not None:
+        done, metrics = step
         run.tracker.log({"stage": "sft", **metrics}, done)
         run.view.numbers(metrics)
         run.view.advance(done)
-        if done % (10 * recipe.train.checkpoint_steps) == 0 and done < recipe.sft.steps:
-            run.save("sft", done, worker.state())
-        if cancelled:
-            raise KeyboardInterrupt
-
-    def work() -> None:
-        torch.set_num_threads(recipe.cluster.train_threads)
-        train_sft(recipe, worker, run.renderer, first, after_step)
-
-    try:
-        await run.in_compute(work)
-    except asyncio.CancelledError:
-        cancelled = True
-        raise
+        if done % recipe.train.checkpoint_steps == 0 and done < recipe.sft.steps:
+            run.save("sft", done)
     run.finish("sft")
 
 
@@ -177,12 +166,11 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
         )  # fmt: skip
         if all(trial.reward is None for trial in trials):
             text = f"no trial could be judged; the first: {trials[0].error or trials[0].outcome}"
-            raise RunError(f"{text}. Put that right and run again: it resumes")
+            raise EvalkitError(f"{text}. Put that right and run again: it resumes")
         numbers = eval_metrics(trials, attempts)
         numbers["trials_per_sec"] = len(trials) / (time.monotonic() - began)
-        run.tracker.log(
-            {"stage": "eval", "name": name, "greedy": kind == "greedy", **numbers}, step
-        )
+        facts = {"stage": "eval", "name": name, "greedy": kind == "greedy"}
+        run.tracker.log(facts | numbers, step)
         results[kind] = trials
     run.finish(stage)
     return results
@@ -190,16 +178,27 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
 
 @asynccontextmanager
 async def open_engine(run: Run) -> AsyncIterator[TrainedEngine]:
-    """The recipe's engine over the run's decoder, at the version where RL stands."""
+    """The recipe's engine over the run's weights, at the version where RL stands."""
     cluster, version = run.recipe.cluster, run.pending("rl") or 0
-    sizes = {"slots": cluster.slots, "max_context": cluster.max_context}
+    sizes = {"slots": run.recipe.eval.concurrency, "max_context": cluster.max_context}
+    weights = run.folder / "weights"
     if cluster.engine == "local":
-        engine = LocalEngine(run.decoder, compute=run.compute, **sizes)
+        alone = isinstance(run.worker, Worker)
+        decoder = run.worker.decoder if alone else load_decoder(run.model_dir)
+        engine = LocalEngine(decoder, compute=run.compute, bf16=cluster.bf16, **sizes)
+        if not alone:  # it takes the ranks' weights from a file
+
+            def exported() -> Path:
+                run.worker.export(weights)
+                return weights
+
+            engine.source = exported
+            await run.in_compute(engine.reload)
         engine.version = version
         yield engine
         return
     async with serve_vllm(
-        run.decoder, run.folder / "weights", cluster.vllm, cluster.vllm_options,
+        run.worker, weights, cluster.vllm, cluster.vllm_options,
         bf16=cluster.bf16, version=version, compute=run.compute, **sizes,
     ) as served:  # fmt: skip
         yield served
@@ -210,14 +209,10 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
     if first is None:
         return
     train = recipe.train
-    reference = None
-    if train.kl:
-        if not first:
-            save_decoder(run.decoder, run.folder / "reference")
-        reference = load_decoder(run.folder / "reference")
-    worker = run.worker(
-        "rl", learning_rate=train.learning_rate, clip_norm=train.clip_norm, reference=reference
-    )
+    reference = run.folder / "reference" if train.kl else train.teacher
+    if train.kl and not first:
+        await run.in_compute(run.worker.export, run.folder / "reference")
+    run.begin("rl", reference=reference, learning_rate=train.learning_rate)
     run.view.stage("RL (GRPO)", train.steps, first)
 
     def after_step(step: Step) -> None:
@@ -227,46 +222,57 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
         run.view.alarm(alarms(step.metrics))
         run.view.advance(step.done)
         if step.done % train.checkpoint_steps == 0 and step.done < train.steps:
-            run.save("rl", step.done, worker.state() | {"ledger": step.ledger})
+            run.save("rl", step.done, ledger=step.ledger)
 
-    ledger = run.state.get("ledger") if run.position.stage == "rl" else None
+    ledger = run.ledger if run.position.stage == "rl" else None
     await train_rl(
-        recipe, worker, engine, rollouts, run.tasks, first, ledger, after_step, run.view.trial
+        recipe, run.worker, engine, rollouts, run.tasks, first, ledger, after_step, run.view.trial
     )
     run.finish("rl")
 
 
-async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary:
-    """All stages; writes `folder`/{recipe.yaml, *.jsonl, checkpoints/, model/, export/}."""
-    config = recipe.model_dump(mode="json")
+async def trial_stages(run: Run) -> Summary:
+    """What follows SFT."""
+    recipe = run.recipe
     mirror = recipe.tasks.mirror or recipe.tasks.path.parent / "mirror"
-    with Tracker(folder, recipe.name, config, wandb=recipe.eval.tracker == "wandb") as tracker:
-        run = Run(recipe, folder, sandbox_kind, tracker, view)
-        (folder / "recipe.yaml").write_text(dump_recipe(recipe))
-        try:
-            await sft_stage(run)
-            await run.in_compute(torch.set_num_threads, recipe.cluster.engine_threads)
-            async with (
-                open_engine(run) as engine,
-                open_rollouts(
-                    recipe, engine, run.renderer, sandbox_kind, folder / "work", mirror
-                ) as rollouts,
-            ):
-                before = await eval_stage(run, "eval_before", 0, rollouts)
-                after = before
-                if recipe.train.steps:
-                    await rl_stage(run, engine, rollouts)
-                    after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
-        finally:
-            run.compute.shutdown(cancel_futures=True)
-        save_decoder(run.decoder, folder / "export")
-        for path in run.model_dir.iterdir():  # the tokenizer's files and the chat template
-            target = folder / "export" / path.name
-            if path.suffix in (".json", ".jinja", ".model") and not target.exists():
-                shutil.copyfile(path, target)
+    await run.in_compute(torch.set_num_threads, 1)
+    async with (
+        open_engine(run) as engine,
+        open_rollouts(
+            recipe, engine, run.renderer, run.sandbox_kind, run.folder / "work", mirror
+        ) as rollouts,
+    ):
+        before = await eval_stage(run, "eval_before", 0, rollouts)
+        after = before
+        if recipe.train.steps:
+            await rl_stage(run, engine, rollouts)
+            after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
     attempts = {"sampled": recipe.eval.attempts, "greedy": 1}
     return Summary(
         before={k: eval_metrics(before[k], n) for k, n in attempts.items()},
         after={k: eval_metrics(after[k], n) for k, n in attempts.items()},
         gains={k: gain(before[k], after[k], recipe.seed) for k in attempts if recipe.train.steps},
     )
+
+
+async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary | None:
+    """All stages; writes `folder`/{recipe.yaml, *.jsonl, checkpoints/, model/, export/}."""
+    config, summary = recipe.model_dump(mode="json"), None
+    with Tracker(folder, recipe.name, config, wandb=recipe.eval.tracker == "wandb") as tracker:
+        run = Run(recipe, folder, sandbox_kind, tracker, view)
+        (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+        with open_ranks(recipe, run.model_dir) as run.worker:
+            try:
+                if run.resumes:
+                    run.worker.load(run.checkpoints, run.digest)
+                await sft_stage(run)
+                if recipe.has_trials:
+                    summary = await trial_stages(run)
+            finally:
+                run.compute.shutdown(cancel_futures=True)
+            run.worker.export(folder / "export")
+        for path in run.model_dir.iterdir():  # the tokenizer's files and the chat template
+            target = folder / "export" / path.name
+            if path.suffix in (".json", ".jinja", ".model") and not target.exists():
+                shutil.copyfile(path, target)
+    return summary

@@ -31,6 +31,7 @@ from nanoswe_trainer.sched import Schedule
 from nanoswe_trainer.worker import Worker
 
 Sealed = dict[str, Trajectory]
+WARMUP_STEPS = 4  # AdamW's averages are young
 TrainedEngine = LocalEngine | VllmEngine
 
 
@@ -120,8 +121,8 @@ def _update(recipe: TrainRecipe, worker: Worker, batch: GroupBatch, step: int) -
         return {}
     torch.set_num_threads(recipe.cluster.train_threads)
     loss = partial(policy_loss, train=train)
-    rate = min(1.0, (step + 1) / train.warmup_steps) if train.warmup_steps else 1.0
+    rate = min(1.0, (step + 1) / WARMUP_STEPS)
     try:
         return worker.step(batch.rows, loss, rate=rate, temperature=recipe.model.temperature)
     finally:
-        torch.set_num_threads(recipe.cluster.engine_threads)
+        torch.set_num_threads(1)

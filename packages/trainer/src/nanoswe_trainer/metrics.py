@@ -26,11 +26,9 @@ def rollout_metrics(trials: Sequence[Trial], batch: GroupBatch) -> dict[str, flo
         "turns_mean": sum(t.turns for t in trials) / max(len(trials), 1),
         **batch.counts,
     }
-    for kind, count in sorted(Counter(f"stop_{t.stop}" for t in trials if t.stop).items()):
-        numbers[kind] = count
-    for kind, count in sorted(Counter(f"outcome_{t.outcome}" for t in trials).items()):
-        numbers[kind] = count
-    return numbers
+    ends = Counter(f"stop_{t.stop}" for t in trials if t.stop)
+    ends.update(f"outcome_{t.outcome}" for t in trials)
+    return numbers | dict(sorted(ends.items()))
 
 
 def ages(trajectories: Iterable[Trajectory], version: int) -> dict[str, float]:
@@ -55,9 +53,8 @@ def alarms(step: Mapping[str, float]) -> dict[str, str]:
         gap = step["logprob_gap"]
         found["gap"] = f"sampler and trainer differ by {gap:.2g} a token on the same weights"
     if (cut := step.get("stop_context", 0) + step.get("stop_max_turns", 0)) > 0.5 * trials:
-        found["cut"] = (
-            f"{cut} of {trials} trials were cut off: cluster.max_context, agent.max_turns"
-        )
+        keys = "cluster.max_context, agent.max_turns"
+        found["cut"] = f"{cut} of {trials} trials were cut off: {keys}"
     if step.get("skipped_updates"):
         found["skipped"] = "an update was skipped: its gradient was not finite"
     return found

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
 
 # attend(layer, q_THD, k_TKD, v_TKD) -> out_THD, over whatever past or documents the caller keeps
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -50,26 +52,14 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
     max_position_embeddings: int = 1024
-    rope_scaling: dict | None = (
-        None  # Llama 3's: factor, low_ and high_freq_factor, original length
-    )
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+    rope_scaling: dict | None = None  # Llama 3's: factor, low_ and high_freq_factor, …
 
 
 def rope(positions_T: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """cos and sin of shape (T, 1, head_dim), fp32."""
-    powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    device = positions_T.device
+    powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+    powers = powers / config.head_dim
     frequencies = 1.0 / config.rope_theta**powers
     if scaling := config.rope_scaling:
         # long waves are stretched by `factor`, short ones stay, and between them it is a blend
@@ -91,16 +81,15 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
-        width, kv_width = (
-            n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads)
-        )
+        width = config.num_attention_heads * config.head_dim
+        kv_width = config.num_key_value_heads * config.head_dim
         _, normed, biased = KINDS[config.model_type]
         self.q_proj = nn.Linear(config.hidden_size, width, bias=biased)
         self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=biased)
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=biased)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
         self.q_norm, self.k_norm = (
-            RMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
+            nn.RMSNorm(config.head_dim, config.rms_norm_eps) if normed else nn.Identity()
             for _ in range(2)
         )
 
@@ -127,8 +116,8 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, layer)
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
@@ -140,15 +129,18 @@ class Trunk(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 class Decoder(nn.Module):
-    """hidden = decoder(ids_T, positions_T, attend); logits = decoder.head(hidden[rows])."""
+    """hidden = decoder(ids_T, positions_T, attend); logits = decoder.head(hidden[rows]).
+
+    With `recompute`, the backward pass computes each block again instead of keeping its insides.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config = config
+        self.config, self.recompute = config, False
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -158,25 +150,36 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids_T)
         cos, sin = rope(positions_T, self.config)
         for block in self.model.layers:
-            x = block(x, cos, sin, attend)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, cos, sin, attend, use_reentrant=False)
+            else:
+                x = block(x, cos, sin, attend)
         return self.model.norm(x)
 
     def head(self, hidden_RD: Tensor) -> Tensor:
         return self.lm_head(hidden_RD)
 
-    def matmul_parameters(self) -> int:
-        """Parameters that a token is multiplied with (the head once, tied or not)."""
-        body = sum(p.numel() for n, p in self.named_parameters() if p.ndim == 2 and "layers" in n)
-        return body + self.lm_head.weight.numel()
 
-
-def packed_attention(lengths: list[int]) -> Attend:
+def packed_attention(lengths: list[int], device: str = "cpu") -> Attend:
     """Causal attention inside each of the documents that lie one after another in T.
 
-    Documents are gathered to (documents, longest) for one SDPA call: under a causal mask the
-    padding at the end is never looked at, and linear layers still see packed rows only.
+    On a GPU torch's variable-length kernel, in bf16. On a CPU documents are gathered to (documents,
+    longest) for one SDPA call: under a causal mask the padding at the end is never looked at, and
+    linear layers still see packed rows only.
     """
     longest = max(lengths)
+    if device == "cuda":
+        ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
+
+        def varlen(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = varlen_attn(
+                q.bfloat16(), k.bfloat16(), v.bfloat16(), ends, ends, longest, longest,
+                window_size=(-1, 0), enable_gqa=True,
+            )  # fmt: skip
+            assert isinstance(out, Tensor)
+            return out.to(v.dtype)
+
+        return varlen
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
     offsets = torch.arange(longest)
     inside = offsets[None] < torch.tensor(lengths)[:, None]
@@ -188,9 +191,8 @@ def packed_attention(lengths: list[int]) -> Attend:
         return rows.transpose(1, 2)
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = F.scaled_dot_product_attention(
-            padded(q), padded(k), padded(v), is_causal=True, enable_gqa=True
-        )
+        q, k, v = map(padded, (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).flatten(0, 1).index_select(0, scatter)
 
     return attend
@@ -213,8 +215,9 @@ def initialise(config: ModelConfig, seed: int) -> Decoder:
     return decoder
 
 
-def _read_config(file: Path) -> dict:
+def read_config(folder: Path) -> ModelConfig:
     """config.json with RoPE's settings in one place, whichever transformers wrote it."""
+    file = folder / "config.json"
     raw = json.loads(file.read_text())
     kind = raw.get("model_type")
     if kind not in KINDS:
@@ -230,17 +233,18 @@ def _read_config(file: Path) -> dict:
         raise ModelError(f"{file}: rope type {rope_type!r} is not supported")
     head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     heads = raw.get("num_key_value_heads") or raw["num_attention_heads"]
-    return raw | {
+    known = {k: v for k, v in raw.items() if k in ModelConfig.__dataclass_fields__}
+    return ModelConfig(**known | {
         "head_dim": head_dim, "num_key_value_heads": heads,
         "rope_theta": raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
         "rope_scaling": rope if rope_type == "llama3" else None,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def load_decoder(folder: Path) -> Decoder:
     """Read config.json and the weights, in one file or several, as transformers writes them."""
     try:
-        raw = _read_config(folder / "config.json")
+        config = read_config(folder)
         tensors: dict[str, Tensor] = {}
         for file in sorted(folder.glob("*.safetensors")) or [folder / "model.safetensors"]:
             tensors |= load_file(file)
@@ -249,29 +253,37 @@ def load_decoder(folder: Path) -> Decoder:
             raise
         needs = "it needs config.json and model.safetensors"
         raise ModelError(f"{folder}: cannot read the model ({error}); {needs}") from error
-    known = ModelConfig.__dataclass_fields__
-    decoder = Decoder(ModelConfig(**{k: v for k, v in raw.items() if k in known}))
-    missing, unexpected = decoder.load_state_dict(tensors, strict=False)
-    missing = [
-        m for m in missing if not (m == "lm_head.weight" and decoder.config.tie_word_embeddings)
-    ]
+    with torch.device("meta"):  # nothing is drawn at random to be thrown away
+        decoder = Decoder(config)
+    tensors = {k: v.float() for k, v in tensors.items()}
+    missing, unexpected = decoder.load_state_dict(tensors, strict=False, assign=True)
+    if config.tie_word_embeddings:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+        missing = [name for name in missing if name != "lm_head.weight"]
     if missing or unexpected:
-        raise ModelError(
-            f"{folder}/model.safetensors: missing {missing[:3]}, unexpected {unexpected[:3]}"
-        )
+        text = f"missing {missing[:3]}, unexpected {unexpected[:3]}"
+        raise ModelError(f"{folder}/model.safetensors: {text}")
     return decoder
 
 
 def save_decoder(decoder: Decoder, folder: Path) -> None:
     """Write what `load_decoder`, transformers and vLLM read."""
+    save_weights(decoder.config, decoder.state_dict(), folder)
+
+
+def save_weights(
+    made: ModelConfig, state: dict[str, Tensor], folder: Path, half: bool = False
+) -> None:
+    """With `half` in bf16, as servers hold them."""
+    dtype = torch.bfloat16 if half else torch.float32
     folder.mkdir(parents=True, exist_ok=True)
-    kind = decoder.config.model_type
-    config = asdict(decoder.config) | {
+    kind = made.model_type
+    config = asdict(made) | {
         "architectures": [KINDS[kind][0]], "hidden_act": "silu",
-        "attention_bias": False, "torch_dtype": "float32", "use_sliding_window": False,
+        "attention_bias": False, "torch_dtype": str(dtype)[6:], "use_sliding_window": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    tensors = {k: v.detach().contiguous() for k, v in decoder.state_dict().items()}
-    if decoder.config.tie_word_embeddings:
+    tensors = {k: v.detach().to("cpu", dtype).contiguous() for k, v in state.items()}
+    if made.tie_word_embeddings:
         tensors.pop("lm_head.weight")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -7,10 +7,13 @@ predicts it), arrays of unequal length.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+
+ATTENTION_TOKENS = 30_000  # where attention costs what the matrices do; about right for 1-8 B
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,7 @@ class Row:
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     advantages: tuple[float, ...] = ()
-    behaviour: tuple[
-        float, ...
-    ] = ()  # logprob under the policy that sampled; anything where weight is 0
+    behaviour: tuple[float, ...] = ()  # logprob when sampled; anything where the weight is 0
 
     def __post_init__(self) -> None:
         if not self.tokens or len(self.weights) != len(self.tokens):
@@ -30,10 +31,8 @@ class Row:
         if self.weights[0]:
             raise ValueError("the first token of a row cannot be trained: nothing predicts it")
         for name in ("advantages", "behaviour"):
-            if len(getattr(self, name)) not in (0, len(self.tokens)):
-                raise ValueError(
-                    f"{name} has {len(getattr(self, name))} entries, not {len(self.tokens)}"
-                )
+            if (got := len(getattr(self, name))) not in (0, len(self.tokens)):
+                raise ValueError(f"{name} has {got} entries, not {len(self.tokens)}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,11 @@ class Batch:
     advantages_N: Tensor
     behaviour_N: Tensor
     owners_N: Tensor  # index of the row; a row is whole in its batch
-    reference_N: Tensor | None = None  # logprob under the policy that RL began with
+    reference_N: Tensor | None = None  # logprob under the policy that RL began with, or a teacher
+
+    def to(self, device: torch.device) -> "Batch":
+        named: dict[str, Any] = {k: v for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in named.items()})
 
 
 def pack(rows: Sequence[Row]) -> Batch:
@@ -88,3 +91,13 @@ def bins(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
         out[-1].append(row)
         size += len(row.tokens)
     return out
+
+
+def spread(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """The rows of each rank, about equal in cost (linear layers plus attention), in their order."""
+    costs = [len(row.tokens) * (1 + len(row.tokens) / ATTENTION_TOKENS) for row in rows]
+    loads, owner = [0.0] * ranks, [0] * len(rows)
+    for i in sorted(range(len(rows)), key=lambda i: -costs[i]):
+        owner[i] = loads.index(min(loads))
+        loads[owner[i]] += costs[i]
+    return [[row for row, o in zip(rows, owner, strict=True) if o == rank] for rank in range(ranks)]

@@ -5,25 +5,29 @@ Refuses what evalkit's schema refuses, sampling filters (the trainer needs the d
 sampled), and settings of the algorithm that contradict each other.
 """
 
-import hashlib
-from enum import StrEnum
+import json
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from nanoswe_evalkit.recipe import Recipe, Section, dump_recipe
+from nanoswe_evalkit.recipe import ClusterSection, Recipe, Section
+from nanoswe_harbor.task import Task, package_digest
 
 PRESETS: dict[str, dict] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
-
-
-class Truncated(StrEnum):
-    """What becomes of a trial that a limit cut off."""
-
-    MASK = "mask"  # neither in the baseline nor trained
-    TRAIN = "train"  # as if the agent had finished
-    PENALISE = "penalise"  # trained with reward 0, whatever the verdict
+MACHINE = {
+    "engine",
+    "vllm",
+    "vllm_options",
+    "ranks",
+    "backend",
+    "train_threads",
+    "max_tokens",
+    "recompute",
+}
 
 
 class SftSection(Section):
@@ -43,13 +47,9 @@ class SftSection(Section):
     data: tuple[Path, ...] = ()
     """Files of transcripts (see transcripts.py) to learn from; none: the nano demonstrations."""
     min_reward: float = Field(default=0, ge=0, le=1)
-    """With data: leave out what earned less, or does not say what it earned; 1 is rejection
-    sampling.
-    """
+    """With data: leave out what earned less, or does not say; 1 is rejection sampling."""
     wrong: tuple[float, ...] = (0.6, 0.2)
-    """Chance that a demonstration shows the tempting wrong repair; the bug kinds take turns through
-    the list.
-    """
+    """Chance that a demonstration shows the tempting wrong repair; bug kinds take turns in it."""
 
 
 class TrainSection(Section):
@@ -65,35 +65,31 @@ class TrainSection(Section):
     """No group trains later than so many versions after its start; 0: twice the depth."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """Of AdamW, for everything."""
-    warmup_steps: int = Field(default=4, ge=0)
-    clip_norm: float = Field(default=1.0, gt=0)
-    preset: Literal["", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "dppo", "deepswe"] = ""
+    preset: Literal["", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "dppo", "deepswe",
+                    "distill"] = ""  # fmt: skip
     """Gives the keys below the values of a published algorithm; keys in the recipe win."""
-    advantage: Literal["mean", "leave_one_out", "mean_std", "mean_std_unbiased", "maxrl"] = "mean"
+    advantage: Literal[
+        "mean", "leave_one_out", "mean_std", "mean_std_unbiased", "maxrl", "teacher"
+    ] = "mean"  # fmt: skip
     """Reward minus the group's mean; minus the mean of the others; over the group's deviation
-    (population, unbiased); over its mean.
+    (population, unbiased); over its mean. teacher: what a token is likelier under the teacher.
     """
+    teacher: Path | None = None
+    """advantage teacher (on-policy distillation): its Hugging Face folder, with our vocabulary."""
     normaliser: Literal["token", "sequence", "constant", "prompt"] = "token"
-    """What weighs the same: each token; each trial; each trial, by tokens over max_context; each
-    group.
-    """
+    """What weighs the same: a token; a trial; a trial, by tokens over max_context; a group."""
     policy: Literal["clip", "reinforce", "gspo", "cispo", "dppo", "ice"] = "clip"
     """The loss of a token; see algo.py."""
     clip_low: float = Field(default=0.2, gt=0)
     """How far the ratio may fall below 1 (dppo: a token's probability); 1 or more: no bound."""
     clip_high: float = Field(default=0.28, gt=0)
     """The same above 1."""
-    dual_clip: float = Field(default=0, ge=0)
-    """clip: bounds the loss of a bad token at so many times its advantage; 0: no bound."""
     drift: float = Field(default=0, ge=0)
     """Coefficient of the squared log-ratio to the policy that sampled."""
     kl: float = Field(default=0, ge=0)
     """Coefficient of the divergence from the policy that RL began with; 0 keeps no copy of it."""
-    kl_kind: Literal["k2", "k3"] = "k3"
-    truncated: Truncated = Truncated.MASK
-    """What becomes of a trial that a limit cut off: mask, train or penalise."""
-    min_group: int = Field(default=0, ge=0)
-    """A group with fewer trusted rewards is dropped; 0: half of it, at least two."""
+    truncated: Literal["mask", "train", "penalise"] = "mask"
+    """Trials that a limit cut off: left out; as if the agent had finished; of reward 0."""
     heldout: str = "heldout"
     """The folder beside the training tasks that evaluations use."""
     checkpoint_steps: int = Field(default=5, ge=1)
@@ -104,43 +100,37 @@ class TrainSection(Section):
         preset = PRESETS.get(str(given.get("preset"))) if isinstance(given, dict) else None
         return preset | given if preset else given
 
-    @field_validator("dual_clip")
-    @classmethod
-    def _dual_clip(cls, value: float, info: ValidationInfo) -> float:
-        if value and (value <= 1 or info.data.get("policy") != "clip"):
-            raise ValueError("is for policy clip, and above 1")
-        return value
-
-    @field_validator("min_group")
-    @classmethod
-    def _min_group(cls, value: int, info: ValidationInfo) -> int:
-        if value == 1 or value > info.data.get("group_size", value):
-            raise ValueError("must be 0, or from 2 to group_size")
-        return value
-
     @model_validator(mode="after")
     def _bound(self) -> Self:
         if 0 < self.max_age < self.depth:
             raise ValueError(f"max_age must be 0 or at least depth, {self.depth}")
+        if (self.advantage == "teacher") != bool(self.teacher):
+            raise ValueError("advantage: teacher needs train.teacher, and nothing else does")
+        if self.teacher and self.kl:
+            raise ValueError("with a teacher train.kl must be 0: one frozen model is kept")
         return self
 
 
-class ClusterSection(Section):
+class TrainCluster(ClusterSection):
     engine: Literal["local", "vllm"] = "local"
     """What samples: the trainer's own model in this process, or a vLLM server beside it."""
-    vllm: Path = Path(".vllm/bin/python")
-    """vllm: the Python that has it; `./just setup vllm` makes it."""
+    vllm: str = ".vllm/bin/python"
+    """vllm: the Python that has it, which `./just setup vllm` makes; or the URL of a server."""
     vllm_options: tuple[str, ...] = ("--enforce-eager",)
     """vllm: more of the server's own options."""
     max_context: int = Field(default=256, ge=64)
     """Tokens of a conversation, observations included."""
-    slots: int = Field(default=64, ge=1)
-    """Sequences that the embedded engine decodes at once; also the bound on concurrent trials."""
-    engine_threads: int = Field(default=1, ge=1)
+    ranks: int = Field(default=1, ge=1)
+    """Over how many processes, or actors on Ray, the update is spread, one a GPU."""
     train_threads: int = Field(default=2, ge=1)
+    """Of a rank, on a CPU; the embedded engine takes one."""
     max_tokens: int = Field(default=8192, ge=256)
     """Tokens of one micro-batch."""
     bf16: bool = False
+    lora: int = Field(default=0, ge=0)
+    """Learn only additions of this rank to the blocks' matrices; 0: learn everything."""
+    recompute: bool = False
+    """Compute each block again in the backward pass: slower by a third, far less memory."""
 
 
 class TrainRecipe(Recipe):
@@ -148,24 +138,27 @@ class TrainRecipe(Recipe):
     """The Hugging Face folder to start from; unset: the demo's tiny model, made from the seed."""
     sft: SftSection = SftSection()
     train: TrainSection = TrainSection()
-    cluster: ClusterSection = ClusterSection()
+    cluster: TrainCluster = TrainCluster()
 
-    @field_validator("sft")
-    @classmethod
-    def _found(cls, sft: SftSection) -> SftSection:
-        if sft.min_reward and not sft.data:
-            raise ValueError("min_reward is for sft.data")
-        return sft
+    @property
+    def has_trials(self) -> bool:
+        """SFT on found transcripts alone runs none."""
+        return bool(self.train.steps or not self.sft.data)
 
-    @field_validator("train")
-    @classmethod
-    def _samples(cls, train: TrainSection, info: ValidationInfo) -> TrainSection:
-        model = info.data.get("model")  # absent when it has an error of its own
-        if train.steps and model and model.temperature == 0:
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.sft.min_reward and not self.sft.data:
+            raise ValueError("sft.min_reward is for sft.data")
+        if self.train.steps and self.model.temperature == 0:
             raise ValueError("RL needs model.temperature above 0: greedy trials are all the same")
-        return train
+        return self
 
 
-def digest(recipe: TrainRecipe) -> str:
-    """What a checkpoint is bound to: every key."""
-    return hashlib.sha256(dump_recipe(recipe).encode()).hexdigest()
+def digest(recipe: TrainRecipe, tasks: Sequence[Task]) -> str:
+    """What a checkpoint is bound to: every key but those of the machine, and what is learned from.
+    A run may go on with other ranks, another engine, smaller micro-batches.
+    """
+    told = [json.dumps(recipe.model_dump(mode="json", exclude={"cluster": MACHINE}))]
+    told += [package_digest(task.path) for task in tasks]
+    told += [sha256(path.read_bytes()).hexdigest() for path in recipe.sft.data if path.is_file()]
+    return sha256("\n".join(told).encode()).hexdigest()

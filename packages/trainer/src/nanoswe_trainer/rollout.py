@@ -100,15 +100,12 @@ def append_records(
     with (run_dir / "trials.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(map(to_line, trials))
     with (run_dir / "trajectories.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(
-            trajectories[t.trial_id].to_json() + "\n" for t in trials if t.trial_id in trajectories
-        )
+        sealed = (trajectories[t.trial_id] for t in trials if t.trial_id in trajectories)
+        file.writelines(trajectory.to_json() + "\n" for trajectory in sealed)
 
 
 def keep_finished(run_dir: Path) -> None:
-    """Drop the trajectories, a torn line among them, of trials that were not recorded: they run
-    again.
-    """
+    """Drop the trajectories, a torn line too, of trials not recorded: they run again."""
     trials, path = run_dir / "trials.jsonl", run_dir / "trajectories.jsonl"
     if not path.exists():
         return

@@ -2,7 +2,7 @@
 machine.
 
 In: groups admitted and finished, and steps taken; no clock, no task, no tensor. Out: which
-finished groups make the next batch, and which unfinished ones it waits for. A group admitted at
+finished groups make the next batch. A group admitted at
 version v is trained at v + max_age at the latest: a finished group may enter the batch only while
 those that remain can still meet their deadlines, earliest first. `depth` batches beyond the one
 being filled may be under way; depth 0 with max_age 0 is exactly synchronous. Refuses a bound
@@ -59,11 +59,6 @@ class Schedule:
         self.batch = []
         self.version += 1
         self._fill()
-
-    def blocking(self) -> list[int]:
-        """The unfinished groups that the batch waits for, the most urgent first."""
-        waiting = set(self.live) - self._finished
-        return [] if self.full else sorted(waiting, key=lambda g: (self.live[g], g))
 
     def _fill(self) -> None:
         for group in sorted(self._finished - set(self.batch), key=lambda g: (self.live[g], g)):

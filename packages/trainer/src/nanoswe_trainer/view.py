@@ -19,6 +19,8 @@ from rich.text import Text
 
 from nanoswe_evalkit.trial import Trial
 
+SHOWN = ("reward_mean", "loss", "entropy", "grad_norm", "tokens_per_sec", "trials_per_sec",
+         "age_max", "wait_sec")  # fmt: skip
 BARS = "▁▂▃▄▅▆▇█"
 LINES_OF_A_TRIAL = 14
 PLAIN_EVERY_SEC = 5.0
@@ -82,8 +84,7 @@ class View:
         if not self.console.is_terminal and time.monotonic() - self._said > PLAIN_EVERY_SEC:
             self._said = time.monotonic()
             task = self._progress.tasks[0]
-            shown = ("loss", "reward_mean", "entropy", "tokens_per_sec", "trials_per_sec")
-            facts = "  ".join(f"{k} {numbers[k]:.3g}" for k in shown if k in numbers)
+            facts = "  ".join(f"{k} {numbers[k]:.3g}" for k in SHOWN if k in numbers)
             self.note(f"{task.description}: {task.completed:.0f}/{task.total:.0f}  {facts}")
 
     def alarm(self, found: Mapping[str, str]) -> None:
@@ -97,9 +98,7 @@ class View:
 
     def _draw(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        keys = ("reward_mean", "loss", "entropy", "grad_norm", "tokens_per_sec", "trials_per_sec",
-                "age_max", "wait_sec")  # fmt: skip
-        for key in keys:
+        for key in SHOWN:
             if key in self._numbers:
                 table.add_row(Text(key, style="dim"), f"{self._numbers[key]:.4g}")
         curve = Text(sparkline(self._curve), style="green")

@@ -1,5 +1,5 @@
 """The embedded engine: token ids of a session in, sampled tokens with logprobs and version out, on
-the CPU.
+a CPU or a GPU.
 
 Continuous batching over fixed slots. A session keeps its slot, and the keys and values of its
 prefix, across turns until it is released; a prompt must extend what the slot holds, else the slot
@@ -15,13 +15,14 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from nanoswe_proxy.engine.base import Sampled, Sampling
-from nanoswe_trainer.model import Attend, Decoder
+from nanoswe_trainer.model import Attend, Decoder, load_decoder
 
 PREFILL_ROWS, PREFILL_WIDTH = 4, 32
 GATHER_SEC = 0.006
@@ -57,18 +58,24 @@ class Slot:
 
 
 class LocalEngine:
-    """An `Engine` over a Decoder that the trainer may change between calls."""
+    """An `Engine` over a Decoder that the trainer changes in `update`; or, with `source`, over a
+    copy that then takes the weights of the folder that `source` writes.
+    """
 
-    def __init__(
-        self, decoder: Decoder, *, slots: int, max_context: int, compute: ThreadPoolExecutor
-    ):
+    source: Callable[[], Path] | None = None
+
+    def __init__(self, decoder: Decoder, *, slots: int, max_context: int,
+                 compute: ThreadPoolExecutor, bf16: bool = False):  # fmt: skip
         config = decoder.config
         self.decoder, self.max_context, self._compute = decoder, max_context, compute
         self.version, self.generated, self.prefilled = 0, 0, 0
-        shape = (slots, config.num_key_value_heads, max_context, config.head_dim)
-        # one spare slot takes the writes of unused prefill rows
+        self._device, self._bf16 = next(decoder.parameters()).device, bf16
+        # spare: a slot for the writes of unused prefill rows, and room for what is past the end
+        self._room = max_context + PREFILL_WIDTH
+        shape = (slots, config.num_key_value_heads, self._room, config.head_dim)
         self._keys, self._values = (
-            torch.zeros(config.num_hidden_layers, shape[0] + 1, *shape[1:]) for _ in range(2)
+            torch.zeros(config.num_hidden_layers, shape[0] + 1, *shape[1:], device=self._device)
+            for _ in range(2)
         )
         self._slots = [Slot() for _ in range(slots)]
         self._by_session: dict[str, Slot] = {}
@@ -81,9 +88,8 @@ class LocalEngine:
     ) -> AsyncIterator[Sampled]:
         """Yield tokens until a stop id (included) or max_tokens."""
         if not 0 < len(ids) < self.max_context:
-            raise ValueError(
-                f"a prompt of {len(ids)} tokens does not fit a context of {self.max_context}"
-            )
+            text = f"a prompt of {len(ids)} tokens does not fit a context of {self.max_context}"
+            raise ValueError(text)
         slot = self._by_session.get(session) or await self._take_slot(session)
         if slot.request:
             raise RuntimeError(f"session {session} already has a turn under way")
@@ -117,12 +123,23 @@ class LocalEngine:
         """Change the weights between two steps. Turns under way go on: what they have sampled keeps
         its version, what follows has the next one, from keys and values computed afresh.
         """
+        if not self.source:
+            return await self._between(change)
+        done = await asyncio.to_thread(change)  # sampling goes on meanwhile
+        await self._between(self.reload)
+        return done
+
+    async def _between(self, act: Callable[[], T]) -> T:
         async with self._between_steps:
-            done = await asyncio.get_running_loop().run_in_executor(self._compute, change)
+            done = await asyncio.get_running_loop().run_in_executor(self._compute, act)
             self.version += 1
             for slot in self._slots:
                 slot.held = []
             return done
+
+    def reload(self) -> None:
+        assert self.source
+        self.decoder.load_state_dict(load_decoder(self.source()).state_dict())
 
     async def _take_slot(self, session: str) -> Slot:
         await self._free.acquire()
@@ -165,9 +182,9 @@ class LocalEngine:
         patience = 0 if len(filling) == PREFILL_ROWS or not ready else patience - 1
         if filling and patience <= 0:
             patience = PATIENCE
-            await loop.run_in_executor(self._compute, self._prefill, filling)
+            await loop.run_in_executor(self._compute, self._on_device, self._prefill, filling)
         if ready:
-            drawn = await loop.run_in_executor(self._compute, self._decode, ready)
+            drawn = await loop.run_in_executor(self._compute, self._on_device, self._decode, ready)
             for i, request, (token, logprob) in zip(ready, requests, drawn, strict=True):
                 self._deliver(self._slots[i], request, token, logprob)
         return patience
@@ -193,7 +210,7 @@ class LocalEngine:
         count, at_BW = len(rows_B), starts_B[:, None] + torch.arange(width)
         # decoding serves the slots in order: a slice is a view, an index would copy the whole cache
         rows = slice(count) if width == 1 else rows_B
-        mask = torch.arange(self.max_context) <= at_BW[:, :, None]  # (B, W, context)
+        mask = torch.arange(self._room) <= at_BW[:, :, None]  # (B, W, context)
         mask = mask.repeat(1, repeat, 1)[:, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -209,7 +226,11 @@ class LocalEngine:
 
         return attend
 
-    @torch.inference_mode()
+    def _on_device(self, act: Callable[[list[int]], T], slots: list[int]) -> T:
+        half = torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16)
+        with torch.inference_mode(), self._device, half:
+            return act(slots)
+
     def _prefill(self, filling: list[int]) -> None:
         ids = torch.zeros(PREFILL_ROWS, PREFILL_WIDTH, dtype=torch.long)
         rows = torch.full((PREFILL_ROWS,), len(self._slots))
@@ -222,11 +243,8 @@ class LocalEngine:
                 continue
             start = len(slot.held)
             chunk = slot.request.ids[start : min(start + PREFILL_WIDTH, len(slot.request.ids) - 1)]
-            # a full-width write must stay inside the cache: near its end the window begins earlier
-            begin = min(start, self.max_context - PREFILL_WIDTH)
-            window = slot.request.ids[begin : start + len(chunk)]
-            ids[row, : len(window)] = torch.tensor(window)
-            rows[row], starts[row] = index, begin
+            ids[row, : len(chunk)] = torch.tensor(chunk)
+            rows[row], starts[row] = index, start
             counts.append(len(chunk))
         positions = (starts[:, None] + torch.arange(PREFILL_WIDTH)).flatten()
         self.decoder(ids.flatten(), positions, self._attend(rows, starts, PREFILL_WIDTH))
@@ -236,7 +254,6 @@ class LocalEngine:
                 slot.held += slot.request.ids[len(slot.held) : len(slot.held) + count]
                 self.prefilled += count
 
-    @torch.inference_mode()
     def _decode(self, ready: list[int]) -> list[tuple[int, float]]:
         count = len(self._slots)
         ids, starts = torch.zeros(count, dtype=torch.long), torch.zeros(count, dtype=torch.long)
@@ -261,12 +278,8 @@ class LocalEngine:
             if request.sampling.temperature == 0:
                 token = int(logprobs[i].argmax())
             else:
-                u = uniform(request.sampling.seed_key, len(request.ids)) * float(cumulative[i, -1])
-                token = int(
-                    torch.searchsorted(
-                        cumulative[i], torch.tensor(u, dtype=torch.float64), right=True
-                    )
-                )
+                u = uniform(request.sampling.seed_key, len(request.ids)) * cumulative[i, -1]
+                token = int(torch.searchsorted(cumulative[i], u, right=True))
                 token = min(token, logprobs.shape[1] - 1)
             drawn.append((token, float(logprobs[i, token])))
         return drawn

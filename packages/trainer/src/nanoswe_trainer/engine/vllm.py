@@ -1,6 +1,6 @@
 """vLLM as the trainer's engine: a server of its own, whose weights are replaced between two steps.
 
-In: a Decoder, a folder to hand weights over in, the Python that has vLLM. Out: an `Engine` that
+In: a Worker, a folder to hand weights over in, the Python that has vLLM. Out: an `Engine` that
 samples while the trainer trains. New weights go through a safetensors file; turns under way go on
 from the tokens they have, under the next version. After each hand-over the server must give a
 prompt's continuation the logprobs that the trainer gives it. A server that dies is started again
@@ -24,9 +24,8 @@ import torch
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.engine.remote import RemoteEngine
 from nanoswe_proxy.errors import EngineError
-from nanoswe_trainer.logprob import token_logprobs
-from nanoswe_trainer.model import Decoder, save_decoder
-from nanoswe_trainer.pack import Row, pack
+from nanoswe_trainer.pack import Row
+from nanoswe_trainer.worker import Worker
 
 T = TypeVar("T")
 START_SEC = 900.0
@@ -42,9 +41,9 @@ ENV = {
 class VllmEngine:
     """Made by `serve_vllm`."""
 
-    def __init__(self, decoder: Decoder, folder: Path, command: list[str], dtype: str,
+    def __init__(self, worker: Worker, folder: Path, command: list[str], dtype: str,
                  max_context: int, compute: ThreadPoolExecutor):  # fmt: skip
-        self.decoder, self.folder, self.command = decoder, folder.resolve(), command
+        self.worker, self.folder, self.command = worker, folder.resolve(), command
         self.dtype, self.max_context, self._compute = dtype, max_context, compute
         self.generated, self.version, self.failed = 0, 0, ""
         self._remote: RemoteEngine | None = None
@@ -66,38 +65,40 @@ class VllmEngine:
     async def update(self, change: Callable[[], T]) -> T:
         """Change the weights, sampling going on meanwhile, and hand them over as a new version."""
         done = await self._computed(change)
-        path = await self._computed(lambda: self._write(self.version + 1))
+        await self._hand_over(self.version + 1)
+        return done
+
+    async def attach(self, url: str) -> None:
+        """Use a server that somebody else keeps up, and that sees our folder at the same path."""
+        await self._connect(url, self.folder)
+        await self._hand_over(self.version)
+
+    async def _hand_over(self, version: int) -> None:
+        path = await self._computed(lambda: self._write(version))
         await self._up.wait()
         remote = self._server()
         try:
             await remote.pause()
             await self._load(path)
-            self.version += 1
-            await remote.resume(self.version)
+            self.version = version
+            await remote.resume(version)
         except httpx.HTTPError as error:
-            text = f"vLLM went away while it took version {self.version}: {error!r}"
+            text = f"vLLM went away while it took version {version}: {error!r}"
             raise EngineError(f"{text}; run again: it resumes") from error
         await self.probe()
-        return done
 
     async def probe(self) -> float:
         """The greatest difference between the server's and the trainer's logprobs of a few sampled
         tokens. Raises EngineError beyond the tolerance of the number format.
         """
-        vocabulary = self.decoder.config.vocab_size
-        ids = [(7 * i + self.version) % vocabulary for i in range(1, 25)]
+        ids = [(7 * i + self.version) % 256 for i in range(1, 25)]
         sampling = Sampling(1.0, PROBE_TOKENS, (), f"probe/{self.version}")
         drawn = [s async for s in self._server().generate("probe", ids, sampling)]
         await self.release("probe")
         weights = [0.0] * len(ids) + [1.0] * len(drawn)
         row = Row((*ids, *(s.token for s in drawn)), tuple(weights))
-
-        def trainers() -> torch.Tensor:
-            with torch.no_grad():
-                return token_logprobs(self.decoder, pack([row]))[0]
-
-        ours = await self._computed(trainers)
-        gap = float((ours - torch.tensor([s.logprob for s in drawn])).abs().max())
+        ours = await self._computed(lambda: self.worker.logprobs(row))
+        gap = max(abs(x - s.logprob) for x, s in zip(ours, drawn, strict=True))
         if not gap <= TOLERANCE[self.dtype]:
             text = f"at version {self.version} the server's logprobs differ from the trainer's"
             raise EngineError(f"{text} by up to {gap:.3g}: it does not sample with these weights")
@@ -113,7 +114,7 @@ class VllmEngine:
         url, log = f"http://127.0.0.1:{port}", self.folder / "vllm.log"
         # a copy, in a folder of nothing else: beside this file `vllm` would be this module
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder)
-        env = os.environ | ENV | {"PYTHONPATH": str(self.folder)}
+        env = os.environ | ENV | _free_gpus(self.worker) | {"PYTHONPATH": str(self.folder)}
         with log.open("ab") as file:
             self._process = await asyncio.create_subprocess_exec(
                 *self.command, "--model", str(path), "--port", str(port), env=env,
@@ -121,13 +122,18 @@ class VllmEngine:
             )  # fmt: skip
         async with httpx.AsyncClient(base_url=url, timeout=5) as client:
             async with asyncio.timeout(START_SEC):
-                while not await _healthy(client):
+                while True:
+                    with suppress(httpx.HTTPError):
+                        if (await client.get("/health")).is_success:
+                            break
                     if self._process.returncode is not None:
                         last = log.read_text(errors="replace")[-600:]
                         raise EngineError(f"vLLM did not start; {log} ends: {last}")
                     await asyncio.sleep(0.3)
-        spec = asyncio.to_thread(RemoteEngine.from_spec, url, path)
-        self._remote = await spec
+        await self._connect(url, path)
+
+    async def _connect(self, url: str, model: Path) -> None:
+        self._remote = await asyncio.to_thread(RemoteEngine.from_spec, url, model)
         self._remote.version = self.version
         self._up.set()
 
@@ -175,7 +181,7 @@ class VllmEngine:
         path, part = self.folder / f"{version:06}", self.folder / f"{version:06}.part"
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(path, ignore_errors=True)
-        save_decoder(self.decoder, part)
+        self.worker.export(part, half=self.dtype == "bfloat16")
         part.rename(path)
         for old in sorted(self.folder.glob("[0-9]" * 6))[:-2]:
             shutil.rmtree(old)
@@ -185,21 +191,25 @@ class VllmEngine:
         return await asyncio.get_running_loop().run_in_executor(self._compute, function)
 
 
-async def _healthy(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).is_success
-    except httpx.HTTPError:
-        return False
+def _free_gpus(worker: Worker) -> dict[str, str]:
+    """Those after the ranks'; where there are none the server shares with them."""
+    counted = map(str, range(torch.cuda.device_count()))
+    every = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(counted))
+    left = every.split(",")[worker.ranks :]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
 
 
 @asynccontextmanager
 async def serve_vllm(
-    decoder: Decoder, folder: Path, python: Path, options: Sequence[str], *, max_context: int,
+    worker: Worker, folder: Path, vllm: str, options: Sequence[str], *, max_context: int,
     slots: int, bf16: bool, version: int, compute: ThreadPoolExecutor,
 ) -> AsyncIterator[VllmEngine]:  # fmt: skip
-    """A server for the time of the block. `options` go to vLLM as they are."""
-    if not python.is_file():
-        raise EngineError(f"{python}: no such Python; ./just setup vllm, or set cluster.vllm")
+    """`vllm`: the URL of a server, or a Python to start one with for the time of the block;
+    `options` go to it as they are.
+    """
+    attached = vllm.startswith(("http://", "https://"))
+    if not attached and not Path(vllm).is_file():
+        raise EngineError(f"{vllm}: no such Python; ./just setup vllm, or set cluster.vllm")
     folder.mkdir(parents=True, exist_ok=True)
     dtype = "bfloat16" if bf16 else "float32"
     fixed = {
@@ -208,16 +218,19 @@ async def serve_vllm(
         "--worker-extension-cls": "vllm_worker.Weights", "--logprobs-mode": "processed_logprobs",
     }  # fmt: skip
     command = ["setpriv", "--pdeathsig=KILL"]  # a trainer that is killed leaves no server behind
-    command += [str(python.absolute()), "-m", "vllm.entrypoints.openai.api_server"]
+    command += [str(Path(vllm).absolute()), "-m", "vllm.entrypoints.openai.api_server"]
     command += [str(x) for pair in fixed.items() for x in pair]
     command += ["--enable-scale-out", "--skip-tokenizer-init", *options]
-    engine = VllmEngine(decoder, folder, command, dtype, max_context, compute)
+    engine = VllmEngine(worker, folder, command, dtype, max_context, compute)
     engine.version = version
     keeper: asyncio.Task[None] | None = None
     try:
-        await engine.start()
-        await engine.probe()  # not in `start`: a restart may fall into a change of the weights
-        keeper = asyncio.create_task(engine.keep_up())
+        if attached:
+            await engine.attach(vllm)
+        else:
+            await engine.start()
+            await engine.probe()  # not in `start`: a restart may fall into a change of the weights
+            keeper = asyncio.create_task(engine.keep_up())
         yield engine
     finally:
         if keeper:
