@@ -6,8 +6,11 @@ CONTEXTS = ("1k", "8k", "32k", "128k")
 
 def table(found: dict) -> str:
     """`found`: the results as JSON has them."""
-    lines = [f"Commit {found['commit']}, {found['seeds']} seeds per case.", ""]
-    exact = {n: scores["all"]["table"] for n, scores in found.get("exactness", {}).items()}
+    lines: list[str] = []
+    exact = {
+        n: {"commit": s["commit"], "conversations": s["all"]["conversations"], **s["all"]["table"]}
+        for n, s in found["exactness"].items()
+    }
     if exact:
         lines += grid("metric", exact)
     if found.get("latency"):

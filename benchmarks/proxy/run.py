@@ -49,28 +49,24 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-async def run(given: argparse.Namespace) -> dict:
-    """All parts that are wanted; the others stay as they are in the results of earlier."""
+async def run(given: argparse.Namespace) -> None:
+    """All that is wanted; the rest of the results stays as it is."""
     results = given.out / "results.json"
     found: dict = json.loads(results.read_text()) if results.exists() else {}
-    found["absent"] = dict(ABSENT)
+    found = {"exactness": {}, "latency": {}} | found | {"absent": dict(ABSENT)}
     limits, hooks = httpx.Limits(max_connections=50), {"request": [bearer]}
     async with httpx.AsyncClient(timeout=60, limits=limits, event_hooks=hooks) as http:
-        if "exactness" in given.parts:
-            found |= {"exactness": {}, "commit": commit(), "seeds": given.seeds}
-            for family, kinds in FAMILIES.items():
-                async with engine(family) as (folder, url):
-                    for kind in kinds:
-                        name = kind.name if family == QWEN else f"{kind.name}, {family}"
-                        await one(found, "exactness", name, kind, (url, folder, http), given.seeds)
-        if "latency" in given.parts:
-            wanted = [k for k in (*PEERS, Litellm) if given.only in k.name]
-            found.setdefault("latency", {})
-            async with engine(QWEN, "--fast", "--context", "200000") as (folder, url):
-                for kind in wanted:
-                    await one(found, "latency", kind.name, kind, (url, folder, http))
-                    found["latency"].get(kind.name, {})["commit"] = commit()
-    return found
+        for family, kinds in FAMILIES.items() if "exactness" in given.parts else ():
+            async with engine(family) as (folder, url):
+                for kind in (k for k in kinds if given.only in k.name):
+                    name = kind.name if family == QWEN else f"{kind.name}, {family}"
+                    await one(found, "exactness", name, kind, (url, folder, http), given.seeds)
+                    save(found, given)
+        wanted = [k for k in (*PEERS, Litellm) if given.only in k.name]
+        async with engine(QWEN, "--fast", "--context", "200000") as (folder, url):
+            for kind in wanted if "latency" in given.parts else ():
+                await one(found, "latency", kind.name, kind, (url, folder, http))
+                save(found, given)
 
 
 @asynccontextmanager
@@ -85,18 +81,27 @@ async def engine(family: str, *options: str):
 
 
 async def one(found: dict, part: str, name: str, kind, where: tuple, *options) -> None:
+    """Measure one system; one that does not start is named with what it said."""
     measure = {"exactness": exactness, "latency": latency}[part]
+    system = None
     try:
         system = kind(*where)
-    except RuntimeError as error:
-        found["absent"][kind.name] = str(error)
-        return
-    try:
         await system.start()
         note(f"{part}: {name}")
-        found[part][name] = await measure(system, *where, *options)
+        scores = await measure(system, *where, *options)
+        plain = json.loads(json.dumps(scores, default=counts))
+        found[part][name] = {"commit": commit(), **plain}
+    except RuntimeError as error:
+        found["absent"][name] = str(error)
     finally:
-        system.stop()
+        if system:
+            system.stop()
+
+
+def save(found: dict, given: argparse.Namespace) -> None:
+    (given.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+    (given.out / "table.md").write_text(table(found))
+    (given.out / "chart.svg").write_text(chart(found))
 
 
 def commit() -> str:
@@ -106,19 +111,13 @@ def commit() -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--seeds", type=int, default=2, help="per case")
     options.add_argument("--out", type=Path, default=HERE)
     parts = ["exactness", "latency"]
     options.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    options.add_argument("--only", default="", help="latency of systems with this in their name")
-    given = options.parse_args()
-    found = asyncio.run(run(given))
-    plain = json.dumps(found, indent=1, default=counts)
-    (given.out / "results.json").write_text(plain + "\n")
-    text = table(json.loads(plain))
-    (given.out / "table.md").write_text(text)
-    (given.out / "chart.svg").write_text(chart(json.loads(plain)))
-    sys.stdout.write(text)
+    options.add_argument("--only", default="", help="systems with this in their name")
+    asyncio.run(run(options.parse_args()))
+    sys.stdout.write((HERE / "table.md").read_text())
 
 
 def counts(score) -> dict:
