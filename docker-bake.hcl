@@ -57,7 +57,7 @@ target "service" {
   matrix   = { package = ["proxy", "evalkit"] }
   context  = "docker/service"
   contexts = { python = "target:python-3_11", dist = "dist" }
-  args     = { PACKAGE = package }
+  args     = { PACKAGE = package, EXTRA = package == "evalkit" ? "[bwrap]" : "" }
   tags     = ["${REGISTRY}/${package}:${TAG}"]
 }
 

@@ -39,10 +39,10 @@ verify dir *options: setup
 images source *options: setup
     @nanoswe-harbor images {{ quote(source) }} {{ options }}
 
-# avg@k and pass@k by recipes/eval/NAME.yaml; run it again to resume
+# avg@k and pass@k by recipes/eval/NAME.yaml; run it again to resume; --in-images: proxy and evalkit as containers
 [group('run')]
 eval name *overrides: setup
-    @nanoswe-evalkit run {{ name }} {{ overrides }}
+    @{{ if overrides =~ '(^| )--in-images( |$)' { "tools/in-images" } else { "nanoswe-evalkit run" } }} {{ name }} {{ replace(overrides, "--in-images", "") }}
 
 # SFT and its evaluation by recipes/sft/NAME.yaml
 [group('run')]
@@ -108,6 +108,11 @@ types:
 [group('develop')]
 docs:
     @python tools/docs.py
+
+# The image of one converted task, with its checkout from a folder of bare repositories
+[group('tasks')]
+task-image task mirror: setup
+    @tools/task-image {{ quote(task) }} {{ quote(mirror) }}
 
 # Build the wheel of a package (harbor, proxy, evalkit, trainer)
 [group('release')]

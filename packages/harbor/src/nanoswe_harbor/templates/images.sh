@@ -14,7 +14,7 @@ if [ "$1" = merged ]; then # bake's own print; no daemon is asked
 fi
 answer=$(docker info --format '{{.DockerRootDir}}' 2>&1) || die "$answer"
 row() { local IFS=$'\t'; printf '%s\n' "$*"; }
-bytes() { docker image inspect --format '{{.Size}}' "$1" 2> /dev/null; }
+bytes() { docker image inspect --format '{{.Size}}' "$1" 2> /dev/null | grep .; }
 ours() { docker image ls --no-trunc --filter reference='nanoswe/*' --format "$1" | grep -v '<none>' || true; }
 
 # One after the other: a failure stops none, what has its tag is there, a nearly full disk ends it.
