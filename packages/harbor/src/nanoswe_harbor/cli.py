@@ -8,6 +8,7 @@ import asyncio
 import functools
 import json
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,8 @@ def images(source: str, as_json: bool, **given: Any) -> None:
     if given["check"]:
         from nanoswe_harbor.registry import digests, pin, published
 
+        # of connections that an error cuts before they begin
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         names = published(source)
         found = asyncio.run(digests(names.values(), given["registry"], given["jobs"]))
         if Path(source).is_dir():

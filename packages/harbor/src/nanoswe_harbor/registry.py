@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 
 from nanoswe_harbor.envspec import image_name, spec_of
+from nanoswe_harbor.families import BAD_ROW
 from nanoswe_harbor.instance import HarborError
 from nanoswe_harbor.sources import read_rows
 from nanoswe_harbor.task import load_tasks, package_digest
@@ -60,7 +61,10 @@ class Registry:
     async def digest(self, repository: str, reference: str) -> str:
         """The digest of what a tag stands for, or "" where there is nothing."""
         answer = await self._ask("HEAD", f"{repository}/manifests/{reference}")
-        return "" if answer.status_code in MISSING else answer.headers["docker-content-digest"]
+        found: str = answer.headers.get("docker-content-digest", "")
+        if not found and answer.status_code not in MISSING:
+            raise RegistryError(f"{repository}: {answer.status_code}, no digest; is it a registry?")
+        return found
 
     async def manifest(self, repository: str, reference: str) -> bytes:
         url = f"{repository}/manifests/{reference}"
@@ -107,7 +111,7 @@ class Registry:
                             async for chunk in answer.aiter_raw():
                                 file.write(chunk)
                         return answer
-            except httpx.TransportError as error:
+            except (httpx.HTTPError, httpx.InvalidURL, *BAD_ROW) as error:
                 reason = str(error) or type(error).__name__
         raise RegistryError(f"{url}: {reason}, {TRIES} times; can the registry be reached?")
 
@@ -118,8 +122,8 @@ class Registry:
             return False
         reply = await self.client.get(asked.pop("realm"), params=asked)
         if reply.status_code == httpx.codes.OK:
-            fields = reply.json()
-            self.tokens[repository] = f"Bearer {fields.get('token') or fields['access_token']}"
+            fields = {"token": "", **reply.json()}
+            self.tokens[repository] = f"Bearer {fields['token'] or fields['access_token']}"
         return reply.status_code == httpx.codes.OK
 
 

@@ -69,9 +69,8 @@ async def _pull(image: str, registry: str, folder: Path) -> None:
             fits = [entry for entry in entries if wanted.items() <= entry["platform"].items()]
             content = await client.manifest(repository, fits[0]["digest"])
         (folder / "blobs/sha256").mkdir(parents=True, exist_ok=True)
-        async with asyncio.TaskGroup() as group:
-            for digest in _digests(content):
-                group.create_task(client.blob(repository, digest, folder / _path(digest)))
+        paths = {digest: folder / _path(digest) for digest in _digests(content)}
+        await asyncio.gather(*(client.blob(repository, *blob) for blob in paths.items()))
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     (folder / _path(digest)).write_bytes(content)
     (folder / "index.json").write_text(json.dumps({"manifests": [{"digest": digest}]}))

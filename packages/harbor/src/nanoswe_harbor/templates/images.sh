@@ -1,6 +1,6 @@
 #!/bin/bash
 # All that `nanoswe-harbor images` and `image` do with the docker command.
-#   images.sh merged BAKE_FILE TARGET…                      stdin: the generated bake file
+#   images.sh merged BAKE_FILE                              stdin: the generated bake file
 #   images.sh build BAKE_FILE GENERATED LOGS KEEP_FREE_GB   stdin: target, tag, why it cannot be built; by tabs
 #   images.sh ls | size | prune [--yes]                     stdin of prune: the images to keep
 # Lines of stdout are tab-separated; exit code 2 and one line on stderr where docker does not answer.
@@ -9,8 +9,12 @@ shopt -s lastpipe
 
 die() { printf '%s\n' "$1" | tail -n 1 >&2; exit 2; }
 command -v docker > /dev/null || die "docker: not found; install it, with buildx"
+if [ -n "${2:-}" ] && ! [ -f "$2" ] && [ "$1" != prune ]; then
+  die "$2: not here; run this in a checkout of the repository"
+fi
 if [ "$1" = merged ]; then # bake's own print; no daemon is asked
-  exec docker buildx bake -f "$2" -f - --print envs "${@:3}"
+  mapfile -t static < <(sed -n 's/^target "\([a-z-]*\)".*/\1/p' "$2")
+  exec docker buildx bake -f "$2" -f - --print envs "${static[@]}"
 fi
 answer=$(docker info --format '{{.DockerRootDir}}' 2>&1) || die "$answer"
 row() { local IFS=$'\t'; printf '%s\n' "$*"; }
