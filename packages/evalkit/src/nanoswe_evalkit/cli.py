@@ -21,6 +21,7 @@ from rich.logging import RichHandler
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.recipe import EvalRecipe, Recipe, find_recipe, load_recipe, make_recipe
+from nanoswe_harbor.instance import HarborError
 
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 run_folder = click.Path(path_type=Path)
@@ -155,8 +156,6 @@ def main() -> None:
 
 def _root(error: BaseException) -> BaseException | None:
     """The error we know how to say in one line; a task group wraps it."""
-    from nanoswe_harbor.instance import HarborError
-
     if isinstance(error, BaseExceptionGroup):
         return _root(error.exceptions[0])
     return error if isinstance(error, EvalkitError | HarborError | OSError) else None

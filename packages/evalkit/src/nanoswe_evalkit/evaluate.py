@@ -33,8 +33,8 @@ MAX_INFRA_RATE = 0.01
 
 async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str) -> dict[str, Any]:
     """Run or resume the recipe in `folder`; the summary."""
-    model = recipe.model.base_url or recipe.model.proxy
-    if recipe.agent.kind not in ("oracle", "nop") and not model:
+    model = recipe.model
+    if recipe.agent.kind not in ("oracle", "nop") and not (model.base_url or model.proxy):
         raise EvalkitError(f"agent {recipe.agent.kind} needs model.base_url, ending in /v1")
     if recipe.agent.kind == "command" and not recipe.agent.command:
         raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
@@ -47,8 +47,8 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         place = places[recipe.cluster.backend](recipe, key)
         kind, run = await stack.enter_async_context(place)
         _claim(folder, recipe)
-        proxied = partial(proxy_sessions, recipe, folder / "trajectories.jsonl")
-        sessions = proxied() if recipe.model.proxy else {}
+        trajectories = folder / "trajectories.jsonl"
+        sessions = proxy_sessions(recipe, trajectories) if recipe.model.proxy else {}
         held = certificates(tasks, recipe.tasks.path, kind).items()
         certified = {name for name, held in held if held.verdict == "certified"}
         config, wandb = recipe.model_dump(mode="json"), recipe.eval.tracker == "wandb"

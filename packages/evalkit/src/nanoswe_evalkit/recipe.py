@@ -1,7 +1,7 @@
 """One YAML file is one run: a strict schema, dotted overrides, errors that name the nearest key.
 
 In: a YAML path and `section.key=value` overrides. Out: a frozen Recipe; the trainer subclasses it.
-Secrets are no part of it. Refuses (RecipeError, one line) an unknown key, a wrong type, and a file
+Secrets are no part of it. Refuses (EvalkitError, one line) an unknown key, a wrong type, and a file
 that is not a mapping. `1e-6`, which YAML reads as text, is a number.
 """
 
@@ -18,10 +18,6 @@ from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.sandboxes.base import Limits
 
 T = TypeVar("T")
-
-
-class RecipeError(EvalkitError):
-    """The recipe or an override is wrong."""
 
 
 class Section(BaseModel):
@@ -135,11 +131,11 @@ def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         there = ", ".join(sorted(p.stem for p in source.parent.glob("*.yaml"))) or "none"
-        raise RecipeError(f"{source}: cannot be read; {source.parent} has: {there}") from error
+        raise EvalkitError(f"{source}: cannot be read; {source.parent} has: {there}") from error
     except yaml.YAMLError as error:
-        raise RecipeError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
+        raise EvalkitError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
-        raise RecipeError(f"{source}: not a mapping of sections; see recipes/ for examples")
+        raise EvalkitError(f"{source}: not a mapping of sections; see recipes/ for examples")
     return make_recipe(data, overrides, schema, str(source))
 
 
@@ -150,7 +146,7 @@ def make_recipe(data: dict[str, Any], overrides: Sequence[str], schema: type[R],
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{source}: {_first_error(error, schema)}") from error
+        raise EvalkitError(f"{source}: {_first_error(error, schema)}") from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -162,17 +158,17 @@ def _override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *sections, last = key.split(".")
     if not equals or not all([*sections, last]):
-        raise RecipeError(f"override {override!r}: want section.key=value")
+        raise EvalkitError(f"override {override!r}: want section.key=value")
     for section in sections:
         # A section that is absent or empty starts out empty.
         data[section] = data.get(section) or {}
         data = data[section]
         if not isinstance(data, dict):
-            raise RecipeError(f"override {override!r}: {section} is a value, not a section")
+            raise EvalkitError(f"override {override!r}: {section} is a value, not a section")
     try:
         data[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError(f"override {override!r}: the value is not YAML") from error
+        raise EvalkitError(f"override {override!r}: the value is not YAML") from error
 
 
 def _first_error(error: ValidationError, schema: type[BaseModel]) -> str:

@@ -15,13 +15,11 @@ import httpx
 from nanoswe_evalkit.agents.base import ModelError
 from nanoswe_evalkit.recipe import Recipe
 
-DELIVERED = ("delivered", "acknowledged")
-
 
 def proxy_sessions(recipe: Recipe, path: Path) -> dict[str, Any]:
     """`open_session` and `close_session` for `run_trials`."""
     caps: dict[tuple[str, int], str] = {}
-    key = {"authorization": f"Bearer {os.environ.get('NANOSWE_ADMIN_KEY', '')}"}
+    key = {"authorization": f"Bearer {os.environ.get('NANOSWE_ADMIN_KEY') or 'none'}"}
     sampling = {name: getattr(recipe.model, name) for name in ("temperature", "max_tokens")}
 
     async def post(route: str, body: dict[str, Any]) -> str:
@@ -42,6 +40,7 @@ def proxy_sessions(recipe: Recipe, path: Path) -> dict[str, Any]:
         text = await post(f"/sessions/{caps.pop((trial_id, try_))}/seal", {})
         with path.open("a", encoding="utf-8") as file:
             file.write(text.strip() + "\n")
-        return sum(turn["delivery"] in DELIVERED for turn in json.loads(text)["turns"])
+        turns = json.loads(text)["turns"]
+        return sum(turn["delivery"] in ("delivered", "acknowledged") for turn in turns)
 
     return {"open_session": open_session, "close_session": close_session}
