@@ -1,6 +1,6 @@
 """B4: peak memory of one update over vocabularies of 2k to 150k, 8,192 tokens all trained: our head
-in chunks, and a plain one that holds all logits. A process for each; a small body, so that the head is
-what is seen.
+in chunks, and a plain one that holds all logits. A process for each; a small body, so that the head
+is what is seen.
 
     python benchmarks/trainer/b4_memory.py --out benchmarks/trainer/b4.json
 """

@@ -1,6 +1,6 @@
 """B6: ragged conversations, four prompts of eight attempts and six turns: CPU seconds a sampled
-token of the embedded engine, and of transformers.generate called turn by turn on the padded batch, as a
-loop without an engine does. The same random weights, prompts and lengths; fp32, one thread.
+token of the embedded engine, and of transformers.generate called turn by turn on the padded batch,
+as a loop without an engine does. The same random weights, prompts and lengths; fp32, one thread.
 
     python benchmarks/trainer/b6_turns.py --out benchmarks/trainer/b6.json
 """
