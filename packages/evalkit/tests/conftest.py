@@ -1,7 +1,9 @@
 """Real nano tasks, made once, and a factory of real sandboxes."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,6 +11,9 @@ from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Limits
 from nanoswe_harbor.convert import convert_nano
 from nanoswe_harbor.task import Task, load_tasks
+
+if TYPE_CHECKING:
+    from contract_server import Server
 
 # In an environment of its own, with the proxy: `nox --session agents`.
 collect_ignore = [] if find_spec("nanoswe_proxy") else ["test_agents.py", "test_proxied.py"]
@@ -35,3 +40,22 @@ def task(tasks: list[Task]) -> Task:
 def sandboxes(nano: Path, tmp_path: Path) -> SandboxFactory:
     limits = Limits(timeout_sec=20, memory_mb=512, processes=24, output_bytes=4096, file_mb=8)
     return SandboxFactory("bwrap", tmp_path / "work", nano / "mirror", limits)
+
+
+@pytest.fixture(scope="session")
+def daytona_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Server"]:
+    import contract_server  # what it needs comes with the extra
+
+    with contract_server.running(tmp_path_factory.mktemp("daytona")) as server:
+        yield server
+
+
+@pytest.fixture
+def daytona(daytona_server: "Server", monkeypatch: pytest.MonkeyPatch) -> Iterator["Server"]:
+    """An account that a test finds empty, and has to leave so."""
+    monkeypatch.setenv("DAYTONA_API_KEY", daytona_server.key)
+    monkeypatch.setenv("DAYTONA_API_URL", f"{daytona_server.url}/api")
+    daytona_server.requests.clear()
+    daytona_server.faults.clear()
+    yield daytona_server
+    assert not daytona_server.boxes

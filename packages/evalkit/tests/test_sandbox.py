@@ -1,8 +1,11 @@
-"""What every sandbox promises, on bwrap here and on docker where `-m interop` is chosen."""
+"""What every sandbox promises: on bwrap; on daytona, by the real client before a server of ours
+that speaks its protocol; and on docker where `-m interop` is chosen.
+"""
 
 import asyncio
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,16 +15,20 @@ from pathlib import Path
 import pytest
 
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.sandboxes.base import Capture, Limits, Sandbox
+from nanoswe_evalkit.sandboxes.base import Capture, Limits, Sandbox, SandboxError
+from nanoswe_evalkit.sandboxes.bwrap import BwrapSandbox
+from nanoswe_evalkit.sandboxes.docker import DockerSandbox
 from nanoswe_harbor.task import Task
 
 Body = Callable[[Sandbox], Awaitable[None]]
 In = Callable[[Body], None]
 
 
-@pytest.fixture(params=["bwrap", pytest.param("docker", marks=pytest.mark.interop)])
+@pytest.fixture(params=["bwrap", "daytona", pytest.param("docker", marks=pytest.mark.interop)])
 def inside(request: pytest.FixtureRequest, nano: Path, task: Task, tmp_path: Path) -> In:
     """Runs a test's body in a started sandbox."""
+    if request.param == "daytona":
+        request.getfixturevalue("daytona")
     limits = Limits(timeout_sec=20, memory_mb=512, processes=24, output_bytes=4096, file_mb=8)
     factory = SandboxFactory(request.param, tmp_path / "work", nano / "mirror", limits)
     image_task = replace(task, docker_image="debian:bookworm-slim")
@@ -231,6 +238,49 @@ def test_a_shell_keeps_its_state_and_commands_run_beside_it(inside: In) -> None:
         _wait_gone("sleep 916.25")
         _wait_gone("sleep 918.25")
         assert (await sandbox.run(["echo", "alive"])).stdout == b"alive\n"
+
+    inside(body)
+
+
+def test_many_at_once(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        async with sandbox.shell():  # while it is open, commands leave each other alone
+            runs = [
+                sandbox.run(_bash(f"sleep 0.2; cat; exit {n}"), stdin=b"%d" % n) for n in range(2)
+            ]
+            done = await asyncio.gather(*runs)
+        assert [(d.exit_code, d.stdout) for d in done] == [(n, b"%d" % n) for n in range(2)]
+
+    inside(body)
+
+
+def test_binary_files_and_names(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        data, name = os.urandom(200_000), "ä 'b\" \n漢"
+        await sandbox.run(["sh", "-c", 'cat > "$0"', name], stdin=data)
+        done = await sandbox.run(["cat", name], output_bytes=1 << 20)
+        assert done.stdout == data and not done.truncated
+
+    inside(body)
+
+
+def test_the_sandbox_dies_under_a_command(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        running = asyncio.create_task(sandbox.run(["sleep", "920"]))
+        await asyncio.sleep(0.7)
+        match sandbox:
+            case BwrapSandbox():
+                os.kill(sandbox._init, signal.SIGKILL)
+            case DockerSandbox():
+                sandbox._container.kill()
+            case _:
+                await sandbox._box.delete()  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(SandboxError):
+            await running
+        with pytest.raises(SandboxError):
+            await sandbox.run(["true"])
+        assert time.monotonic() - began < 10
 
     inside(body)
 

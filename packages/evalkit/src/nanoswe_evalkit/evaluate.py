@@ -38,6 +38,8 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         raise EvalkitError(f"agent {recipe.agent.kind} needs model.base_url, ending in /v1")
     if recipe.agent.kind == "command" and not recipe.agent.command:
         raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
+    if recipe.agent.kind == "command" and recipe.sandbox.kind == "daytona":
+        raise EvalkitError("no agent lives inside daytona; choose bwrap or docker for it")
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks, attempts = recipe.tasks.chosen(load_tasks(recipe.tasks.path)), recipe.eval.attempts

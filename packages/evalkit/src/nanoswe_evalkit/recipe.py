@@ -54,7 +54,7 @@ class AgentSection(Section):
 
 
 class SandboxSection(Section):
-    kind: Literal["auto", "bwrap", "docker", "allowlist"] = "auto"
+    kind: Literal["auto", "bwrap", "docker", "daytona", "allowlist"] = "auto"
     timeout_sec: float = Field(default=60, gt=0)
     """Of one command."""
     memory_mb: int = Field(default=1024, ge=64)

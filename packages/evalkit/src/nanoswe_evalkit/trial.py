@@ -83,23 +83,24 @@ async def run_trial(
     model = replace(model, seed=seed_of(model.seed, trial_id))
     try:
         with _clock(timings, "total_sec"):
-            began = time.monotonic()
-            async with sandboxes.open(task) as sandbox:
-                timings["create_sec"] = round(time.monotonic() - began, 4)
-                job = Job(task, sandbox, base_url, model, messages, facts)
-                with _clock(timings, "agent_sec"):
-                    stop = await _run_agent(agent, job)
-                verdict = Verdict(Outcome.NO_PATCH, None)
-                with _clock(timings, "extract_sec"):
-                    if task.base_commit:
-                        patch = await extract_patch(task, sandbox)
-                    else:  # a Harbor task of others
-                        verdict = await judge(task, sandbox, sandboxes.open)
-            if patch or (grade_empty and task.base_commit):
-                with _clock(timings, "grade_sec"):
-                    verdict = await grade(task, patch, lambda: sandboxes.open(task))
-                runs = (verdict.report or {}).get("runs", ())
-                timings["tests_sec"] = sum(run["tests_sec"] for run in runs)
+            async with sandboxes.ahead(task) as pristine:
+                began = time.monotonic()
+                async with sandboxes.open(task) as sandbox:
+                    timings["create_sec"] = round(time.monotonic() - began, 4)
+                    job = Job(task, sandbox, base_url, model, messages, facts)
+                    with _clock(timings, "agent_sec"):
+                        stop = await _run_agent(agent, job)
+                    verdict = Verdict(Outcome.NO_PATCH, None)
+                    with _clock(timings, "extract_sec"):
+                        if task.base_commit:
+                            patch = await extract_patch(task, sandbox)
+                        else:  # a Harbor task of others
+                            verdict = await judge(task, sandbox, sandboxes.open)
+                if patch or (grade_empty and task.base_commit):
+                    with _clock(timings, "grade_sec"):
+                        verdict = await grade(task, patch, pristine)
+                    runs = (verdict.report or {}).get("runs", ())
+                    timings["tests_sec"] = sum(run["tests_sec"] for run in runs)
     except PatchError as failure:
         verdict, error = Verdict(Outcome.PATCH_REJECTED, None), str(failure)
     except Exception as failure:

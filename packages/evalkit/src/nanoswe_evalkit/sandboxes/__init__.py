@@ -10,8 +10,8 @@ import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from nanoswe_evalkit.sandboxes.base import Limits, Sandbox, SandboxError
 from nanoswe_harbor.checkout import checkout, git
 from nanoswe_harbor.task import Task
 
-SANDBOXES = {kind: f"{kind.title()}Sandbox" for kind in ("bwrap", "docker", "allowlist")}
+SANDBOXES = {kind: f"{kind.title()}Sandbox" for kind in ("bwrap", "docker", "daytona", "allowlist")}
 
 
 def load(kind: str) -> Any:
@@ -28,7 +28,11 @@ def load(kind: str) -> Any:
     if kind not in SANDBOXES:
         names = ", ".join(SANDBOXES)
         raise SandboxError(f"unknown sandbox {kind!r}; choose auto or one of {names}")
-    return getattr(import_module(f"nanoswe_evalkit.sandboxes.{kind}"), SANDBOXES[kind])
+    try:
+        return getattr(import_module(f"nanoswe_evalkit.sandboxes.{kind}"), SANDBOXES[kind])
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is not installed; pip install 'nanoswe-evalkit[{kind}]'"
+        raise SandboxError(text) from error
 
 
 async def pick(kind: str, work: Path) -> str:
@@ -63,6 +67,26 @@ class SandboxFactory:
             yield sandbox
         finally:
             await asyncio.shield(sandbox.stop())
+
+    @asynccontextmanager
+    async def ahead(self, task: Task) -> AsyncIterator[Callable[[], Any]]:
+        """How to open pristine sandboxes; where that takes long, the first one starts right now."""
+        async with AsyncExitStack() as stack:
+            slow = self.kind == "docker" and task.base_commit
+            first = stack.enter_async_context(self.open(task)) if slow else None
+            spares = [asyncio.create_task(first)] if first else []
+
+            @asynccontextmanager
+            async def pristine() -> AsyncIterator[Sandbox]:
+                async with AsyncExitStack() as other:
+                    yield await (
+                        spares.pop() if spares else other.enter_async_context(self.open(task))
+                    )
+
+            try:
+                yield pristine
+            finally:
+                await asyncio.gather(*spares, return_exceptions=True)
 
     async def _checkout(self, task: Task) -> Path | None:
         if self.mirror is None or not task.base_commit:

@@ -5,9 +5,12 @@ codes of commands. A sandbox has no network. Refuses nothing: what fails is a Sa
 """
 
 import asyncio
+import os
+import socket
+import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from nanoswe_harbor.task import Task
 NO_ENV: Mapping[str, str] = {}
 TIMED_OUT = 124
 MIB = 1024 * 1024
+TASK, OWNER = "nanoswe.task", "nanoswe.harness"  # labels
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
 
 # Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
 # no room for that sleep the shell gives up; the trap then starts it again in the same process.
@@ -85,6 +90,7 @@ class Sandbox(ABC):
     def __init__(self, task: Task, checkout: Path | None, limits: Limits) -> None:
         self.task, self.checkout, self.limits = task, checkout, limits
         self._starting: asyncio.Future[None] | None = None
+        self._shells = 0
 
     async def start(self) -> None:
         # A cancelled start would leave half a sandbox: `stop` waits for a whole one.
@@ -94,6 +100,7 @@ class Sandbox(ABC):
     async def stop(self) -> None:
         if self._starting is not None:
             await asyncio.wait((self._starting,))
+            self._starting = None
         await self._stop()
 
     @abstractmethod
@@ -109,19 +116,38 @@ class Sandbox(ABC):
     async def _finish(self, running: Running) -> None:
         """Kill a command that still runs and what it left; wait for its output."""
 
-    def shell(
+    async def _kill_all(self) -> None:
+        """Kill whatever runs in it but what makes it a sandbox."""
+        raise NotImplementedError
+
+    def _terminal(self, command: Command) -> AbstractAsyncContextManager[int]:
+        """A terminal with a command in it, as a file descriptor."""
+        raise SandboxError("this sandbox has no shell; choose bwrap or docker")
+
+    @asynccontextmanager
+    async def shell(
         self, env: Mapping[str, str] = NO_ENV, argv: Sequence[str] = SHELL
-    ) -> AbstractAsyncContextManager[int]:
+    ) -> AsyncIterator[int]:
         """A terminal with an interactive bash, or what else reads a first line and then goes on.
 
         It is a file descriptor; commands may run beside it.
         """
-        raise SandboxError("this sandbox has no shell; choose bwrap or docker")
+        command = Command(argv, b"", {**SHELL_ENV, **env}, self.task.workdir, 0)
+        async with self._terminal(command) as terminal:
+            self._shells += 1
+            try:
+                os.write(terminal, b"\n")
+                yield terminal
+            finally:
+                self._shells -= 1
+                await asyncio.shield(self._kill_all())
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] = NO_ENV,
         cwd: str | None = None, timeout_sec: float | None = None, output_bytes: int | None = None
     ) -> ExecResult:  # fmt: skip
+        if self._starting is None:
+            raise SandboxError("the sandbox is not started")
         seconds = timeout_sec or self.limits.timeout_sec
         capture = Capture(output_bytes or self.limits.output_bytes)
         command = Command(argv, stdin, env, cwd or self.task.workdir, seconds)
@@ -136,6 +162,29 @@ class Sandbox(ABC):
         await asyncio.shield(self._finish(running))
         exit_code = TIMED_OUT if timed_out else running.ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+
+
+def labels(task: Task) -> dict[str, str]:
+    """What names our sandboxes outside this process."""
+    return {TASK: task.task_id, OWNER: f"{socket.gethostname()}/{os.getpid()}"}
+
+
+def is_left(labels: Mapping[str, str]) -> bool:
+    """Did a harness of this machine make it that is gone, killed for example?"""
+    host, _, pid = labels[OWNER].partition("/")
+    return host == socket.gethostname() and not Path("/proc", pid).exists()
+
+
+def pack(checkout: Path) -> subprocess.Popen[bytes]:
+    """A tar of a checkout, owned by root, on its stdout."""
+    argv = ["tar", "-cf", "-", "--numeric-owner", "--owner=0", "--group=0", "-C", str(checkout)]
+    return subprocess.Popen([*argv, "."], stdout=subprocess.PIPE)
+
+
+def prlimit(limits: Limits) -> list[str]:
+    """What stands before a command, and binds an ordinary uid."""
+    options = [f"--nproc={limits.processes}", f"--fsize={limits.file_mb * MIB}", "--core=0"]
+    return ["prlimit", *options]
 
 
 class Capture:

@@ -13,8 +13,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,8 +113,6 @@ class BwrapSandbox(Sandbox):
 
     async def _enter(self, command: Command, tty: int | None = None) -> asyncio.subprocess.Process:
         """Start a command in the sandbox's namespaces."""
-        if self._holder is None:
-            raise SandboxError("the sandbox is not started")
         stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
         chdir = ["env", f"--chdir={command.cwd}"]
         with view.entrance(self._init) as (enter, fds):
@@ -159,21 +158,17 @@ class BwrapSandbox(Sandbox):
                 _kill(pids)
 
     @asynccontextmanager
-    async def shell(
-        self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
-    ) -> AsyncIterator[int]:
+    async def _terminal(self, command: Command) -> AsyncIterator[int]:
         terminal, tty = os.openpty()
-        argv, env = ["setsid", "--ctty", *argv], {**base.SHELL_ENV, **env}
         try:
-            process = await self._enter(Command(argv, b"", env, self.task.workdir, 0), tty)
+            argv = ["setsid", "--ctty", *command.argv]
+            process = await self._enter(replace(command, argv=argv), tty)
             os.close(tty)
-            os.write(terminal, b"\n")
             self._inside[process.pid] = 3
             try:
                 yield terminal
             finally:
                 del self._inside[process.pid]
-                await asyncio.shield(self._kill_all())
                 await process.wait()
         finally:
             os.close(terminal)

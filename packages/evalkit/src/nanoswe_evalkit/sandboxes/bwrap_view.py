@@ -20,7 +20,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError
+from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError, prlimit
 from nanoswe_harbor.unpack import name_path
 
 REMEDY = "install the extra nanoswe-evalkit[bwrap] or a system bubblewrap >= 0.11"
@@ -54,9 +54,7 @@ def wrapper(slot: int, limits: Limits) -> list[str]:
     """What stands before the command: give up root, then set limits that bind an ordinary uid."""
     drop = ["setpriv", f"--reuid={uid_of(slot)}", f"--regid={uid_of(slot)}", "--clear-groups"]
     drop += ["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-    limit = ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb * MIB}"]
-    limit += [f"--as={limits.memory_mb * MIB}", "--core=0"]
-    return [*(drop if IS_ROOT else ()), *limit]
+    return [*(drop if IS_ROOT else ()), *prlimit(limits), f"--as={limits.memory_mb * MIB}"]
 
 
 def options_for(

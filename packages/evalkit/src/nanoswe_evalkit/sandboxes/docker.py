@@ -7,12 +7,9 @@ daemon or image.
 """
 
 import asyncio
-import os
 import socket
-import tarfile
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -30,7 +27,6 @@ from nanoswe_harbor.task import Task
 T = TypeVar("T")
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
-LABEL, OWNER = "nanoswe.task", "nanoswe.harness"
 # Repositories whose tests expect a network, and the image of docker/fixture that plays it.
 FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
 HOSTS = ("httpbin.org", "www.google.co.uk")  # the second is where a test is redirected to
@@ -45,7 +41,6 @@ class DockerSandbox(Sandbox):
         self._client: Any = None
         self._container: Any = None
         self._sidecar: Any = None
-        self._has_shell = False
 
     @staticmethod
     async def probe(work: Path) -> None:
@@ -66,9 +61,9 @@ class DockerSandbox(Sandbox):
 
     async def _begin(self, command: Command, capture: base.Capture) -> base.Running:
         argv = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command.argv]
-        if self._has_shell:  # then this command can't be killed by killing everything
+        if self._shells:  # then this command can't be killed by killing everything
             argv = ["timeout", "-s", "KILL", str(command.timeout_sec + 1), *argv]
-        exec_id, stream = await self._exec(argv, command.env, command.cwd)
+        exec_id, stream = await self._exec(command, argv)
         sending = _call(lambda: _send(stream, command.stdin))
         output = asyncio.gather(sending, _call(lambda: _receive(stream, capture)))
         ended = asyncio.ensure_future(self._ended(exec_id))
@@ -76,7 +71,7 @@ class DockerSandbox(Sandbox):
 
     async def _finish(self, running: base.Running) -> None:
         """Kill all until the command is gone: the daemon answers before its process has begun."""
-        while not self._has_shell:
+        while not self._shells:
             await self._kill_all()
             if (await asyncio.wait((running.ended,), timeout=0.2))[0]:
                 break
@@ -84,27 +79,19 @@ class DockerSandbox(Sandbox):
         await running.ended
 
     @asynccontextmanager
-    async def shell(
-        self, env: Mapping[str, str] = base.NO_ENV, argv: Sequence[str] = base.SHELL
-    ) -> AsyncIterator[int]:
-        _, terminal = await self._exec(argv, {**base.SHELL_ENV, **env}, self.task.workdir, tty=True)
-        self._has_shell = True
-        terminal._sock.sendall(b"\n")
+    async def _terminal(self, command: Command) -> AsyncIterator[int]:
+        _, terminal = await self._exec(command, command.argv, tty=True)
         try:
             yield terminal._sock.fileno()
         finally:
-            self._has_shell = False
-            await asyncio.shield(self._kill_all())
             _close(terminal)
 
     async def _exec(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: str, tty: bool = False
+        self, command: Command, argv: Sequence[str], tty: bool = False
     ) -> tuple[str, Any]:
         """Start a command. (its id, its socket)"""
-        if self._container is None:
-            raise SandboxError("the sandbox is not started")
-        api, options = self._client.api, {"environment": dict(env), "stdin": True, "tty": tty}
-        options["workdir"] = cwd
+        api, env = self._client.api, dict(command.env)
+        options: Any = {"environment": env, "workdir": command.cwd, "stdin": True, "tty": tty}
         created = await _call(lambda: api.exec_create(self._container.id, argv, **options))
         exec_id = created["Id"]
         return exec_id, await _call(lambda: api.exec_start(exec_id, socket=True, tty=tty))
@@ -124,17 +111,18 @@ class DockerSandbox(Sandbox):
 
     def _create(self) -> None:
         limits, file_bytes = self.limits, self.limits.file_mb * base.MIB
+        memory = limits.memory_mb * base.MIB  # asked for, and the most there is
         image = self.task.docker_image
         if image.startswith("/"):  # a folder with a Dockerfile
             image = self._client.images.build(path=image, rm=True)[0].id
         try:
             self._container = self._client.containers.create(
                 image, [], entrypoint=["sh", "-c", base.IDLE, base.IDLE],
-                network_mode=self._network(), mem_limit=limits.memory_mb * base.MIB,
-                memswap_limit=limits.memory_mb * base.MIB, pids_limit=limits.processes,
+                network_mode=self._network(), mem_reservation=memory, mem_limit=memory,
+                memswap_limit=memory, pids_limit=limits.processes,
                 ulimits=[docker.types.Ulimit(name="fsize", soft=file_bytes, hard=file_bytes)],
-                security_opt=["no-new-privileges"], environment={"PYTHONDONTWRITEBYTECODE": "1",
-                "LANG": "C.UTF-8"}, labels=_labels(self.task)
+                security_opt=["no-new-privileges"], environment=base.ENVIRONMENT,
+                labels=base.labels(self.task)
             )  # fmt: skip
         except ImageNotFound as error:
             missing = f"no image {image}; build it, or docker pull it"
@@ -146,11 +134,8 @@ class DockerSandbox(Sandbox):
             workdir = self.task.workdir
             empty = ["sh", "-c", 'rm -rf "$0"; mkdir -p "$0"', workdir]
             self._container.exec_run(empty, user="root", workdir="/")
-            with tempfile.TemporaryFile() as file:
-                with tarfile.open(fileobj=file, mode="w") as tar:
-                    tar.add(self.checkout, arcname=".", filter=_own_by_root)
-                file.seek(0)
-                self._container.put_archive(workdir, file)
+            with base.pack(self.checkout) as tar:
+                self._container.put_archive(workdir, tar.stdout)
 
     def _network(self) -> str:
         """None; or that of a sidecar, which has no other, where the tests expect one."""
@@ -158,7 +143,7 @@ class DockerSandbox(Sandbox):
             return "none"
         self._sidecar = self._client.containers.run(
             image, detach=True, network_mode="none", extra_hosts=dict.fromkeys(HOSTS, "127.0.0.1"),
-            cap_add=["NET_ADMIN"], labels=_labels(self.task)
+            cap_add=["NET_ADMIN"], labels=base.labels(self.task)
         )  # fmt: skip
         while b"ready" not in self._sidecar.logs():
             self._sidecar.reload()
@@ -185,16 +170,11 @@ def _connect() -> Any:
     return client
 
 
-def _labels(task: Task) -> dict[str, str]:
-    return {LABEL: task.task_id, OWNER: f"{socket.gethostname()}/{os.getpid()}"}
-
-
 def _sweep() -> None:
     """Remove what harnesses of this machine left behind that are gone, killed for example."""
     with closing(_connect()) as client:
-        for container in client.containers.list(all=True, filters={"label": OWNER}):
-            host, _, pid = container.labels[OWNER].partition("/")
-            if host == socket.gethostname() and not Path("/proc", pid).exists():
+        for container in client.containers.list(all=True, filters={"label": base.OWNER}):
+            if base.is_left(container.labels):
                 with suppress(NotFound):
                     container.remove(force=True, v=True)
 
@@ -215,8 +195,3 @@ def _close(stream: Any) -> None:
     sock = stream._sock
     stream._response.close()
     sock.close()
-
-
-def _own_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
-    return member
