@@ -18,8 +18,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from contract_server import Fault, Server
 
-from nanoswe_evalkit.agents.base import ModelConfig
-from nanoswe_evalkit.agents.oracle import OracleAgent
+from nanoswe_evalkit.agents.base import ModelConfig, OracleAgent
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.sandboxes import SandboxFactory, base, pick
 from nanoswe_evalkit.sandboxes import daytona as module

@@ -1,6 +1,6 @@
 """Which sandboxes there are, how one is picked, and a factory that shares checkouts.
 
-In: a kind (`auto`, `bwrap`, `docker`, `allowlist`), a mirror of repositories and a work folder.
+In: a kind (`auto` or one of SANDBOXES), a mirror of repositories and a work folder.
 Out: started sandboxes, stopped again whatever happens. A task's checkout is made once and is only
 read. Refuses an unknown kind, and `auto` where nothing safe can start (the error names the remedy);
 `allowlist` is never picked by itself.
@@ -79,9 +79,8 @@ class SandboxFactory:
             @asynccontextmanager
             async def pristine() -> AsyncIterator[Sandbox]:
                 async with AsyncExitStack() as other:
-                    yield await (
-                        spares.pop() if spares else other.enter_async_context(self.open(task))
-                    )
+                    fresh = other.enter_async_context(self.open(task)) if not spares else None
+                    yield await (fresh or spares.pop())
 
             try:
                 yield pristine

@@ -131,7 +131,9 @@ class BwrapSandbox(Sandbox):
         elif not running.ended.done() or len(_children(self._init)) > 1:
             await self._kill_all()
         await running.output
-        await running.ended
+        if self._holder is not None and await running.ended == 137:
+            with suppress(TimeoutError):  # it may be dying: what is in it goes first
+                await asyncio.wait_for(self._holder.wait(), 0.2)
         if self._holder is None or self._holder.returncode is not None:
             raise SandboxError("the sandbox died under a command")
         if self._over_memory:
