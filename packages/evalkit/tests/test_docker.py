@@ -3,11 +3,15 @@
 import asyncio
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nanoswe_evalkit.sandboxes import pick
+from nanoswe_evalkit.sandboxes import SandboxFactory, pick
+from nanoswe_evalkit.sandboxes.base import Limits
+from nanoswe_harbor.task import Task
 
 pytestmark = pytest.mark.interop
 LEAVE = """
@@ -46,3 +50,27 @@ def test_a_killed_harness_leaves_nothing_for_long(nano: Path, tmp_path: Path) ->
     assert len(_left()) == 1
     asyncio.run(pick("docker", tmp_path))
     assert _left() == []
+
+
+def test_the_grader_starts_while_the_agent_works(nano: Path, tmp_path: Path, task: Task) -> None:
+    task = replace(task, task_id="left-behind", docker_image="debian:bookworm-slim")
+    factory = SandboxFactory("docker", tmp_path / "work", nano / "mirror", Limits())
+
+    async def main() -> None:
+        async with factory.ahead(task) as pristine:
+            async with factory.open(task) as agents:
+                await agents.run(["sleep", "2"])
+                await agents.run(["touch", "agent-was-here"])
+                assert len(await asyncio.to_thread(_left)) == 2
+            began = time.monotonic()
+            async with pristine() as grader:
+                assert time.monotonic() - began < 0.1
+                assert (await grader.run(["ls", "agent-was-here", "README.md"])).exit_code == 2
+            async with pristine() as another:  # for the whole patch
+                assert another is not grader
+        assert _left() == []
+        async with factory.ahead(task):  # nothing to grade
+            pass
+        assert _left() == []
+
+    asyncio.run(main())
