@@ -125,13 +125,16 @@ class BwrapSandbox(Sandbox):
 
     async def _finish(self, running: base.Running) -> None:
         """Beside a shell, only what is still below the command is killed."""
-        self._inside.pop(running.handle.pid, None)
-        if self._inside:
-            _kill(_tree(running.handle.pid)[1:])
-        elif not running.ended.done() or len(_children(self._init)) > 1:
+        pid, cut_short = running.handle.pid, not running.ended.done()
+        self._inside.pop(pid, None)
+        if cut_short:
+            # It may be about to fork into the sandbox: stopped, its tree is known whole.
+            _kill([pid], signal.SIGSTOP)
+            _kill(_tree(pid))
+        if not self._inside and (cut_short or len(_children(self._init)) > 1):
             await self._kill_all()
         await running.output
-        if self._holder is not None and await running.ended == 137:
+        if await running.ended == 137 and not cut_short and self._holder is not None:
             with suppress(TimeoutError):  # it may be dying: what is in it goes first
                 await asyncio.wait_for(self._holder.wait(), 0.2)
         if self._holder is None or self._holder.returncode is not None:
@@ -176,10 +179,10 @@ class BwrapSandbox(Sandbox):
             os.close(terminal)
 
 
-def _kill(pids: list[int]) -> None:
+def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _tree(pid: int) -> list[int]:
