@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 
+import families
 import pytest
 from hypothesis import HealthCheck, settings
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -76,11 +77,34 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.fixture(scope="session")
+def family_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders of every family, by the name of its template."""
+    root = tmp_path_factory.mktemp("families")
+    return {name: families.folder(name, _bpe(), root / name) for name in families.CAN}
+
+
+class Renderers(dict):
+    """Renderers by name, each made when it is first wanted."""
+
+    def __init__(self, folders: dict[str, Path]) -> None:
+        self.folders = folders
+
+    def __missing__(self, name: str) -> Renderer:
+        self[name] = Renderer(self.folders[name])
+        return self[name]
+
+
+@pytest.fixture(scope="session")
+def renderers(folders: dict[str, Path], family_folders: dict[str, Path]) -> Renderers:
+    return Renderers(folders | family_folders)
+
+
 @pytest.fixture(scope="session", params=["bpe", "words"])
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
 
 @pytest.fixture(scope="session")
-def renderer(folder: Path) -> Renderer:
-    return Renderer(folder)
+def renderer(folder: Path, renderers: Renderers) -> Renderer:
+    return renderers[folder.name.rstrip("0123456789")]

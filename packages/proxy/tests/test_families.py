@@ -3,11 +3,9 @@ cannot forge structure; streams, spans and calls come out.
 """
 
 import json
-from pathlib import Path
 
 import pytest
-from conftest import _bpe
-from families import CAN, TOOLS, conversations, folder
+from families import CAN, TOOLS, conversations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -24,17 +22,6 @@ hostile = st.lists(
                      "<|eot_id|>", "<end_of_turn>", "\ufdd0", "\ufdd6c1\ufdd6", "🦊", " ", "{"])
     | st.text(max_size=4), max_size=6,
 ).map("".join)  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def family_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("families")
-    return {name: folder(name, _bpe(), root / name) for name in CAN}
-
-
-@pytest.fixture(scope="session")
-def renderers(family_folders: dict[str, Path]) -> dict[str, Renderer]:
-    return {name: Renderer(path) for name, path in family_folders.items()}
 
 
 @pytest.mark.parametrize("name", CAN)
@@ -70,7 +57,7 @@ def test_extension_gives_what_a_root_gives(renderers, name, data):
         try:
             tail = renderer.tail(messages[i + 1 : after], replay[i], {}, messages[: i + 1], tools)
         except Unextendable as error:
-            assert name == "mistral_tekken" and error.reason == "template_rewrote"
+            assert name == "mistral_tekken" and str(error) == "template_rewrote"
             return
         assert len(tail.ids) == len(tail.provenance)
         path += [*replay[i], *tail.ids]

@@ -220,6 +220,37 @@ def test_same_body_while_the_client_waits_is_a_new_sample(folders):
     asyncio.run(main())
 
 
+def test_too_many_calls_wait_and_too_many_sessions_are_refused(folders):
+    """Five calls at once over one slot: all are answered, one after the other, none with a 429."""
+
+    async def main():
+        folder, running, most = folders["words"], set(), []
+
+        class Watched(ScriptedEngine):
+            async def generate(self, session, ids, sampling):
+                running.add(session)
+                most.append(len(running))
+                async for sampled in super().generate(session, ids, sampling):
+                    yield sampled
+                running.remove(session)
+
+        engine = Watched(folder, lambda *_: Script("left", delay_sec=0.01))
+        proxy = Proxy(engine, Renderer(folder), max_calls=1, max_sessions=5)
+        app = create_app(proxy)
+        async with serve(proxy, app=app) as url, httpx.AsyncClient(base_url=url) as client:
+            caps = [proxy.open(f"t.{n}") for n in range(5)]
+            answers = await asyncio.gather(*(chat(client, cap) for cap in caps))
+            assert [a.status_code for a in answers] == [200] * 5 and max(most) == 1
+            refused = await client.post("/sessions", json={"trial_id": "t.5"})
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "too_many_sessions"
+            await proxy.seal(caps[0])
+            opened = await client.post("/sessions", json={"trial_id": "t.5"})
+            assert opened.status_code == 201
+
+    asyncio.run(main())
+
+
 def test_a_session_has_a_page(folders):
     async def main():
         async with running(folders["bpe"], ["hello"]) as (proxy, client):
@@ -274,6 +305,38 @@ def test_retry_after_hang_up_gets_the_same_answer(folders, wait_sec):
             assert fresh.json()["choices"][0]["message"]["content"] == "right"
             trajectory = await proxy.seal(cap)
             assert [t.delivery for t in trajectory.turns] == ["delivered", "delivered"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["connection gone", "connection kept"])
+def test_a_reply_that_may_have_been_eaten_on_the_way_is_sent_again_once(folders, monkeypatch, kept):
+    """Rule (e): all of it was sent, nothing followed, and the connection is gone at once: the same
+    body gets the same reply, once, and it is noted. A client that is still there wants another.
+    """
+
+    async def main():
+        folder = folders["words"]
+        proxy = Proxy(ScriptedEngine(folder, ["left", "right", "sum"]), Renderer(folder))
+        async with serve(proxy), httpx.AsyncClient() as client:
+            cap, said = proxy.open("t.0"), []
+            path, close = f"{proxy.base_url(cap)}/chat/completions", {"connection": "close"}
+            for _ in range(3):
+                headers = {} if kept else close
+                answer = await client.post(path, json={"messages": USER}, headers=headers)
+                said.append(answer.json()["choices"][0]["message"]["content"])
+                await asyncio.sleep(0.05)
+            monkeypatch.setattr("nanoswe_proxy.proxy.GRACE_SEC", 0.01)  # it is too late now
+            if not kept:
+                answer = await client.post(path, json={"messages": USER})
+                said.append(answer.json()["choices"][0]["message"]["content"])
+            trajectory = await proxy.seal(cap)
+            if kept:
+                assert said == ["left", "right", "sum"] and trajectory.notes == {}
+            else:
+                assert said == ["left", "left", "right", "sum"]
+                assert trajectory.notes == {"replayed_in_doubt": [1]}
+            assert len(trajectory.turns) == 3
 
     asyncio.run(main())
 

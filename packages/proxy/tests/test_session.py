@@ -4,9 +4,7 @@ import dataclasses
 import json
 import math
 
-import families
 import pytest
-from conftest import _bpe
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +18,6 @@ from nanoswe_proxy.errors import (
     TemplateRefused,
     TrajectoryError,
 )
-from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.session import Session
 from nanoswe_proxy.state import Policy
 from nanoswe_proxy.trajectory import Conservation, Sample, from_json, read_jsonl, write_jsonl
@@ -205,9 +202,8 @@ MACHINES = ["bpe", "words", "qwen3", "qwen3_5_think", "nemotron_3_nano", "llama3
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_conversations(folders, tmp_path, name):
-    at = folders[name] if name in folders else families.folder(name, _bpe(), tmp_path)
-    facts = {"renderer": Renderer(at), "rewritten": REWRITING.get(name, set())}
+def test_conversations(renderers, name):
+    facts = {"renderer": renderers[name], "rewritten": REWRITING.get(name, set())}
     case = type("Machine", (Conversations,), facts).TestCase
     case.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
     case("runTest").runTest()
@@ -449,6 +445,6 @@ def test_records_refuse_what_does_not_line_up(renderer, tmp_path):
         dataclasses.replace(trajectory, samples=(row, row))
     with pytest.raises(TrajectoryError, match="trajectory/2"):
         from_json(trajectory.to_json().replace("trajectory/1", "trajectory/2"))
-    write_jsonl(tmp_path / "t.jsonl", [trajectory, trajectory])
+    write_jsonl(tmp_path / "t.jsonl", trajectory, trajectory)
     assert [t.to_json() for t in read_jsonl(tmp_path / "t.jsonl")] == [trajectory.to_json()] * 2
     assert isinstance(row, Sample)

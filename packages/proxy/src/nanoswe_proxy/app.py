@@ -1,5 +1,4 @@
-"""The HTTP shell: agents' routes under a capability, the trainer's control routes, health and
-metrics.
+"""The HTTP shell: agents' routes under a capability, the trainer's routes, health and metrics.
 
 In: HTTP. Out: answers and errors shaped as each dialect's clients read them. Whether a reply
 reached its client is decided here, by the socket. Refuses bodies over the size limit (413) before
@@ -7,11 +6,12 @@ reading them whole. Control routes exist only with `control=True`.
 """
 
 import asyncio
+import inspect
 import json
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import uvicorn
@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import export, view, wire
 from nanoswe_proxy.dialects import Request, Stream, chat, messages, responses
-from nanoswe_proxy.errors import BadRequest, Forbidden, ProxyError, TooLarge
+from nanoswe_proxy.errors import BadRequest, ProxyError
 from nanoswe_proxy.proxy import Exchange, Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
@@ -38,8 +38,8 @@ class _Reply(Response):
 
     def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
         call = exchange.call
-        self.proxy, self.dialect, self.cap, self.exchange = proxy, dialect, cap, exchange
-        self.stream: Stream = dialect.Stream(request, cap, call.node, len(call.ids))
+        self.proxy, self.cap, self.exchange = proxy, cap, exchange
+        self.stream: Stream = dialect.Stream(request, cap, call.node, call.size)
         self.streamed, self.begun, self.over = request.stream, False, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,7 +68,7 @@ class _Reply(Response):
         """Nothing is said before the first deltas, so that a failure has its own status."""
         frame = self.stream.start()
         try:
-            async for deltas in self.proxy.follow(self.exchange):
+            async for deltas in self.proxy.follow(self.exchange, self.streamed):
                 frame += b"".join(self.stream.delta(d) for d in deltas)
                 if self.streamed:
                     yield frame or b": still here\n\n"
@@ -78,7 +78,7 @@ class _Reply(Response):
         except ProxyError as error:
             if not self.begun:
                 raise
-            yield self.dialect.error_frame(error)
+            yield self.stream.fail(error)
 
     def _head(self, body: bytes) -> dict:
         kind = b"text/event-stream" if self.streamed else b"application/json"
@@ -95,17 +95,22 @@ class _Routes:
     ) -> None:
         self.proxy, self.on_seal, self.admin_key = proxy, on_seal, admin_key
 
-    def guarded(self, handler: Callable) -> Callable:
-        """A control route: only for whoever has the admin's key, if there is one."""
+    def control(self, act: Any, status: int = 200) -> Callable:
+        """A route of the trainer's: only for whoever has the admin's key, if there is one."""
 
-        async def checked(request: HttpRequest) -> Response:
+        async def handler(request: HttpRequest) -> Response:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if self.admin_key and not secrets.compare_digest(given, self.admin_key):
-                raise Forbidden("this route needs the admin's key as its bearer")
-            answer: Response = await handler(request)
-            return answer
+                raise ProxyError("the admin's key is wanted as the bearer", 401, "admin_key_needed")
+            self.proxy.root_url = self.proxy.root_url or str(request.base_url).rstrip("/")
+            raw = await _body(request)
+            done = act(request.path_params.get("cap", ""), wire.loads(raw) if raw else {})
+            done = await done if inspect.isawaitable(done) else done
+            if isinstance(done, Trajectory):
+                return Response(done.to_json(), media_type="application/json")
+            return HTMLResponse(done) if isinstance(done, str) else JSONResponse(done, status)
 
-        return checked
+        return handler
 
     def speak(self, dialect: Any, count: bool = False) -> Callable:
         """The handler of a dialect's calls; with `count`, of its question how long a prompt is."""
@@ -122,7 +127,8 @@ class _Routes:
                 return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
             retry = request.headers.get("x-stainless-retry-count", "0") != "0"
             key = request.headers.get("idempotency-key", "")
-            exchange = await self.proxy.call(cap, raw, wanted, retry=retry, key=key)
+            how: dict = {"retry": retry, "key": key, "peer": request.client}
+            exchange = await self.proxy.call(cap, raw, wanted, **how)
             return _Reply(self.proxy, dialect, wanted, cap, exchange)
 
         return handler
@@ -139,45 +145,34 @@ class _Routes:
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "nanoswe"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def open(self, request: HttpRequest) -> Response:
-        wanted = wire.loads(await _body(request))
+    def open(self, _: str, wanted: dict) -> dict:
         facts = wanted | wanted.pop("sampling", {})
         facts.pop("sampling", None)
         if "trial_id" not in facts:
             raise BadRequest("trial_id is missing")
         cap = self.proxy.open(try_=facts.pop("try", 0), **facts)
-        root = self.proxy.root_url or str(request.base_url).rstrip("/")
-        return JSONResponse({"cap": cap, "base_url": f"{root}/s/{cap}/v1"}, 201)
+        return {"cap": cap, "base_url": self.proxy.base_url(cap)}
 
-    async def seal(self, request: HttpRequest) -> Response:
-        trajectory = await self.proxy.seal(request.path_params["cap"])
+    async def seal(self, cap: str, _: dict) -> Trajectory:
+        trajectory = await self.proxy.seal(cap)
         if self.on_seal:
             self.on_seal(trajectory)
-        return Response(trajectory.to_json(), media_type="application/json")
+        return trajectory
 
-    async def pause(self, request: HttpRequest) -> Response:
+    async def pause(self, *_: Any) -> dict:
         await self.proxy.pause()
-        return JSONResponse({"paused": True})
+        return {"paused": True}
 
-    async def resume(self, request: HttpRequest) -> Response:
-        version = wire.loads(await _body(request)).get("version")
+    async def resume(self, _: str, wanted: dict) -> dict:
+        version = wanted.get("version")
         if type(version) is not int or version < 0:
             raise BadRequest(f"version = {version!r}: it must be a number from 0 on")
         await self.proxy.resume(version)
-        return JSONResponse({"paused": False, "version": version})
+        return {"paused": False, "version": version}
 
-    async def annotate(self, request: HttpRequest) -> Response:
-        session = self.proxy.live(request.path_params["cap"]).session
-        session.annotate(wire.loads(await _body(request)))
-        return JSONResponse(session.notes)
-
-    async def show(self, request: HttpRequest) -> Response:
+    def show(self, cap: str, _: dict) -> Trajectory:
         """The trajectory so far; an open session's is incomplete, and says so."""
-        trajectory = export.trajectory(self.proxy.live(request.path_params["cap"]).session)
-        return Response(trajectory.to_json(), media_type="application/json")
-
-    async def view(self, request: HttpRequest) -> Response:
-        return HTMLResponse(view.page(self.proxy.live(request.path_params["cap"]).session))
+        return export.trajectory(self.proxy.live(cap).session)
 
     async def health(self, request: HttpRequest) -> Response:
         version, sessions = self.proxy.engine.version, self.proxy.open_sessions
@@ -195,8 +190,8 @@ class _Routes:
             return JSONResponse(shaped.body(), error.status_code)
         assert isinstance(error, ProxyError)
         self.proxy.counts[f'errors{{status="{error.status}"}}'] += 1
-        dialect = getattr(request.state, "dialect", chat)
-        return JSONResponse(dialect.error(error), error.status)
+        shape = getattr(getattr(request.state, "dialect", chat), "error", ProxyError.body)
+        return JSONResponse(shape(error), error.status)
 
 
 def create_app(
@@ -214,11 +209,15 @@ def create_app(
         routes += [Route(f"{at}/messages/count_tokens", count, methods=["POST"])]
         routes += [Route(f"{at}/{p}", to.speak(d), methods=["POST"]) for p, d in DIALECTS.items()]
     if control:
-        posted = {"/sessions": to.open, "/sessions/{cap}/seal": to.seal, "/pause": to.pause,
-                  "/resume": to.resume, "/sessions/{cap}/annotate": to.annotate}  # fmt: skip
-        routes += [Route(p, to.guarded(h), methods=["POST"]) for p, h in posted.items()]
-        shown = {"/sessions/{cap}": to.show, "/s/{cap}/view": to.view}
-        routes += [Route(p, to.guarded(h)) for p, h in shown.items()]
+        routes.append(Route("/sessions", to.control(to.open, 201), methods=["POST"]))
+        posted = {"/sessions/{cap}/annotate":
+                      lambda cap, notes: proxy.live(cap).session.annotate(notes),
+                  "/sessions/{cap}/seal": to.seal, "/pause": to.pause,
+                  "/resume": to.resume}  # fmt: skip
+        routes += [Route(p, to.control(act), methods=["POST"]) for p, act in posted.items()]
+        shown = {"/sessions/{cap}": to.show,
+                 "/s/{cap}/view": lambda cap, _: view.page(proxy.live(cap).session)}  # fmt: skip
+        routes += [Route(p, to.control(act)) for p, act in shown.items()]
     handlers = dict.fromkeys((ProxyError, HTTPException), to.error)
     return Starlette(routes=routes, exception_handlers=handlers)
 
@@ -227,16 +226,17 @@ def create_app(
 async def serve(
     proxy: Proxy, host: str = "127.0.0.1", port: int = 0, *, app: Starlette | None = None
 ) -> AsyncIterator[str]:
-    """Run uvicorn in this event loop; yields the root URL. Agents' routes only, unless `app` says
-    otherwise.
-    """
-    # Keep-alive is longer than clients keep an idle connection (httpx: 5 s): else a request meets
-    # its closing.
-    server = _Server(uvicorn.Config(
+    """Run uvicorn on this loop; yields the root URL. Agents' routes only, unless `app` has more."""
+    # Clients end idle connections first (httpx: after 5 s): else a request meets the closing.
+    server = uvicorn.Server(uvicorn.Config(
         app or create_app(proxy, control=False), log_config=None, log_level="warning",
         access_log=False, lifespan="off", ws="none", timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
+        timeout_graceful_shutdown=2, proxy_headers=False, server_header=False,
     ))  # fmt: skip
+    # Signals are for whoever owns the loop.
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    opened = server.server_state.connections
+    proxy.connected = lambda peer: any(getattr(c, "client", None) == peer for c in opened)
     with socket.create_server((host, port), backlog=2048) as listener:
         # asyncio does this for sockets that it makes itself; without it a reply waits 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -251,21 +251,13 @@ async def serve(
             await running
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process belongs to whoever runs the loop."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def _body(request: HttpRequest) -> bytes:
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
-                raise TooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+                raise ProxyError(f"the body is over {MAX_BODY_BYTES} bytes", 413, "body_too_large")
     except ClientDisconnect as error:
         raise BadRequest("the client went away before its request was complete") from error
     return bytes(body)

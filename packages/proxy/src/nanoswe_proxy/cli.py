@@ -4,18 +4,22 @@ Exit codes: 0 fine, 2 could not run (one line on stderr says why).
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 
 from nanoswe_proxy.errors import ProxyError
 
-ADMIN = "NANOSWE_ADMIN_KEY"
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.group()
@@ -26,46 +30,45 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--engine", required=True, help="scripted:FILE, or import.path:Class[:ARGUMENT].")
-@click.option("--tokenizer", required=True, type=click.Path(path_type=Path, file_okay=False),
-              help="Model folder: tokenizer.json, chat_template.jinja.")  # fmt: skip
+@click.option("--tokenizer", required=True, type=FOLDER, help="Model folder: its template, too.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=8080, show_default=True, help="0 picks a free one.")
 @click.option("--temperature", default=1.0, show_default=True)
 @click.option("--max-tokens", default=512, show_default=True)
-@click.option("--trajectories", type=click.Path(path_type=Path, dir_okay=False),
-              help="Append every sealed trajectory to this JSONL file.")  # fmt: skip
-@click.option("--logs", type=click.Path(path_type=Path, file_okay=False),
-              help="Log sessions in this folder: they go on after a crash.")  # fmt: skip
+@click.option("--max-sessions", default=10_000, show_default=True, help="More are refused.")
+@click.option("--max-calls", default=1024, show_default=True, help="More wait for their turn.")
+@click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
+@click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
 def serve(
     engine: str, tokenizer: Path, host: str, port: int, trajectories: Path | None,
-    logs: Path | None, **defaults: float,
+    logs: Path | None, **limits: Any,
 ) -> None:  # fmt: skip
     """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
+    import uvloop
+
     from nanoswe_proxy.app import create_app
     from nanoswe_proxy.app import serve as running
     from nanoswe_proxy.engine import load_engine
     from nanoswe_proxy.proxy import Proxy
     from nanoswe_proxy.render.base import Renderer
-    from nanoswe_proxy.trajectory import Trajectory, write_jsonl
-
-    def keep(trajectory: Trajectory) -> None:
-        if trajectories:
-            write_jsonl(trajectories, [trajectory])
+    from nanoswe_proxy.trajectory import write_jsonl
 
     async def run() -> None:
         renderer = Renderer(tokenizer)
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **defaults)
+        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **limits)
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)
-        app = create_app(proxy, on_seal=keep, admin_key=os.environ.get(ADMIN, ""))
+        keep = partial(write_jsonl, trajectories) if trajectories else None
+        app = create_app(proxy, on_seal=keep, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
         async with running(proxy, host, port, app=app) as url:
             click.echo(f"listening on {url}", err=True)
             await stop.wait()
 
-    asyncio.run(run())
+    gc.freeze()  # what was imported lives as long as the process: no need to look at it again
+    uvloop.run(run())
 
 
 @cli.command()

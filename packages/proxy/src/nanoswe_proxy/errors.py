@@ -1,8 +1,6 @@
-"""Every error of the proxy, with the HTTP status and the OpenAI-shaped code under which it is
-served.
+"""Every error of the proxy, with the HTTP status and the OpenAI-shaped code of its answer.
 
-In: a message of one line. Out: an exception that `app` turns into `{"error": {...}}`. Nothing else
-is caught there.
+In: a message of one line. Out: an exception, all that `app` catches and turns into an answer.
 """
 
 
@@ -10,6 +8,10 @@ class ProxyError(Exception):
     """Base: `status` and `code` are what a client sees."""
 
     status, code = 500, "internal_error"
+
+    def __init__(self, message: str, status: int = 0, code: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code = status or self.status, code or self.code
 
     def body(self) -> dict[str, object]:
         """The OpenAI error body."""
@@ -31,20 +33,8 @@ class ContextLengthError(BadRequest):
         )
 
 
-class Forbidden(ProxyError):
-    status, code = 401, "admin_key_needed"
-
-
-class UnknownSession(ProxyError):
-    status, code = 404, "unknown_session"
-
-
 class SealedError(ProxyError):
     status, code = 409, "session_sealed"
-
-
-class TooLarge(ProxyError):
-    status, code = 413, "body_too_large"
 
 
 class EngineError(ProxyError):
@@ -70,11 +60,7 @@ class TemplateRefused(RenderError):
 
 
 class Unextendable(RenderError):
-    """The path cannot go on by extension: the next prompt is a new root. `reason` is a fork's."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the history cannot be extended: {reason}")
-        self.reason = reason
+    """The path cannot go on by extension: the next prompt is a new root, for the reason said."""
 
 
 class TrajectoryError(ProxyError):

@@ -1,5 +1,4 @@
-"""A session's nodes in, a Trajectory out: one row per surviving leaf, each sampled token owned
-exactly once.
+"""A session's nodes in, a Trajectory out: a row per surviving leaf, each sampled token owned once.
 
 A generation is trained in the deepest leaf that contains it (ties: the first), and is context in
 the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal)
@@ -38,17 +37,10 @@ def trajectory(state: State) -> Trajectory:
     sampled = sum(turn.sampled_tokens for turn in turns)
     kept = sum(s.provenance.count(Provenance.SAMPLED) for s in samples)
     lost = [f"turn {t.index}: lost in a crash" for t in turns if t.stop == "lost"]
-    return Trajectory(
-        trial_id=policy.trial_id,
-        try_=policy.try_,
-        seed_key=policy.seed_key,
-        temperature=policy.temperature,
-        turns=turns,
-        samples=samples,
-        conservation=Conservation(sampled, kept, dict(masked)),
-        incomplete=(*lost, *(() if state.sealed else ("not sealed",))),
-        notes=state.notes,
-    )
+    who = (policy.trial_id, policy.try_, policy.seed_key, policy.temperature)
+    missing = (*lost, *(() if state.sealed else ("not sealed",)))
+    counted = Conservation(sampled, kept, dict(masked))
+    return Trajectory(*who, turns, samples, counted, missing, state.notes)
 
 
 def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -> Sample:
@@ -81,12 +73,8 @@ def _turn(node: tree.Generation, number: dict[int, int]) -> Turn:
     up, masked = node.parent.parent, ""
     if node.delivery not in ("delivered", "acknowledged"):
         masked = "aborted" if node.delivery == "aborted" else "undelivered"
-    return Turn(
-        index=number[node.index],
-        parent=number[up.index] if up else -1,
-        prompt_tokens=sum(len(p.ids) for p in tree.path(node)[:-1]),
-        sampled_tokens=len(node.ids),
-        fork=node.parent.fork if node.parent.children[0] is node else "",
-        masked=masked,
-        **{name: getattr(node, name) for name in SAME},
-    )
+    size, up_to = len(node.ids), sum(len(p.ids) for p in tree.path(node)[:-1])
+    fork = node.parent.fork if node.parent.children[0] is node else ""
+    how: dict = {name: getattr(node, name) for name in SAME}
+    parent = number[up.index] if up else -1
+    return Turn(number[node.index], parent, up_to, size, fork=fork, masked=masked, **how)

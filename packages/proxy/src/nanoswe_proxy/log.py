@@ -17,8 +17,6 @@ from nanoswe_proxy.errors import LogError
 
 MAGIC = b"nanoswe-session/1\n"
 _HEAD = struct.Struct("<I8s")
-
-
 Record = tuple[dict, bytes]  # one change of a session: its fields, and raw columns
 
 

@@ -1,5 +1,4 @@
-"""Proxy: live sessions over one engine and one renderer; what the HTTP shell and an in-process
-trainer call.
+"""Proxy: live sessions over one engine and one renderer, for the HTTP shell and for trainers.
 
 In: capabilities and requests. Out: replies as they are sampled, and Trajectories when sealed. A
 call runs in its own task, so a client that goes away loses nothing: the same body sent again meets
@@ -10,22 +9,24 @@ Refuses unknown capabilities (404) and sealed sessions (409).
 import asyncio
 import hashlib
 import json
+import math
 import os
 import secrets
+import time
+from array import array
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from nanoswe_proxy import export
+from nanoswe_proxy import errors, export
 from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
-from nanoswe_proxy.errors import BadRequest, EngineError, ProxyError, SealedError, UnknownSession
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Delta
@@ -35,7 +36,8 @@ from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_proxy.tree import Context, Place
 
 KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
-KEEP_ALIVE_SEC = 15.0
+KEEP_ALIVE_SEC, GRACE_SEC = 15.0, 2.0
+SHORT_TAIL = 2000  # characters
 DEFAULTS = {"temperature": 1.0, "max_tokens": 512}  # how a session samples if nothing else is said
 POLICY = TypeAdapter(Policy)
 
@@ -48,7 +50,9 @@ class Exchange:
     moved: "asyncio.Future[None]"  # done, and replaced, when there are more ids
     task: "asyncio.Future[None] | None" = None
     key: str = ""  # the client's Idempotency-Key
+    peer: Any = None  # whose connection it came by
     lost: bool = False  # whoever asked went away before the last byte
+    sent: float = 0.0  # when the transport had taken all of it; inf: that is not in doubt
 
     @property
     def usable(self) -> bool:
@@ -69,12 +73,15 @@ class Proxy:
     """Sessions by capability. Use it on one event loop. With `logs`, a folder, they survive it."""
 
     def __init__(
-        self, engine: Engine, renderer: Renderer, logs: Path | None = None, **defaults: float
-    ) -> None:
+        self, engine: Engine, renderer: Renderer, logs: Path | None = None, *,
+        max_sessions: int = 10_000, max_calls: int = 1024, **defaults: float,
+    ) -> None:  # fmt: skip
         self.engine, self.renderer, self.logs = engine, renderer, logs
+        self.max_sessions, self._slots = max_sessions, asyncio.Semaphore(max_calls)
         self.defaults = DEFAULTS | defaults
         self.root_url = ""
         self.counts: Counter[str] = Counter()
+        self.connected: Callable[[Any], bool] = lambda peer: True
         self.open_gate = asyncio.Event()
         self.open_gate.set()
         # Fewer than there are processors: the loop's thread always has one.
@@ -94,6 +101,10 @@ class Proxy:
 
     def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
         """A new session; its capability. `fixed` are other fields of `state.Policy`."""
+        if len(self._live) >= self.max_sessions:
+            raise errors.ProxyError(
+                f"{len(self._live)} sessions are open", 503, "too_many_sessions"
+            )
         cap = secrets.token_urlsafe(18)
         facts = {"trial_id": trial_id, "try_": try_, "seed_key": f"{trial_id}/{try_}"}
         facts |= self.defaults | {k: v for k, v in fixed.items() if v is not None}
@@ -101,7 +112,8 @@ class Proxy:
             policy, path = POLICY.validate_json(json.dumps(facts), strict=True), self._path(cap)
         except ValidationError as error:
             wrong = error.errors()[0]
-            raise BadRequest(f"{wrong['loc'][0]} = {wrong['input']!r}: {wrong['msg']}") from error
+            what = f"{wrong['loc'][0]} = {wrong['input']!r}: {wrong['msg']}"
+            raise errors.BadRequest(what) from error
         log = Log(path) if path else None
         session = Session.open(cap, policy, self.renderer, self.engine.max_context, log)
         self._live[cap] = _Live(session)
@@ -113,9 +125,7 @@ class Proxy:
         return f"{self.root_url}/s/{cap}/v1"
 
     async def seal(self, cap: str) -> Trajectory:
-        """End the session: calls in flight are cancelled and masked. Repeating it gives the same
-        Trajectory.
-        """
+        """End the session, cancel and mask what is in flight. Again: the same Trajectory."""
         path = self._path(cap)
         if cap in self._sealed:
             return self._sealed[cap]
@@ -146,7 +156,9 @@ class Proxy:
         if isinstance(self.engine, Pausable):
             await self.engine.resume(version)
         elif version != self.engine.version:
-            raise BadRequest(f"the engine's own version is {self.engine.version}, not {version}")
+            raise errors.BadRequest(
+                f"the engine's own version is {self.engine.version}, not {version}"
+            )
         self.open_gate.set()
 
     def live(self, cap: str) -> _Live:
@@ -155,16 +167,18 @@ class Proxy:
             return self._live[cap]
         path = self._path(cap)
         if cap in self._sealed or (path and path.exists()):
-            raise SealedError("the session is sealed")
-        raise UnknownSession("no session has this capability")
+            raise errors.SealedError("the session is sealed")
+        raise errors.ProxyError("no session has this capability", 404, "unknown_session")
 
     async def call(
-        self, cap: str, raw: bytes, request: Request, *, retry: bool = False, key: str = ""
-    ) -> Exchange:
+        self, cap: str, raw: bytes, request: Request, *, retry: bool = False, key: str = "",
+        peer: Any = None,
+    ) -> Exchange:  # fmt: skip
         """Start a call, or meet the one that the same body started and nobody received.
 
-        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed. Calls
-        are placed in the order in which they came; encoding takes a thread.
+        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed. Where
+        all was sent, but the connection is gone and nothing has followed, it is met once, for a
+        moment, and noted. Calls are placed in the order in which they came.
         """
         live, loop = self.live(cap), asyncio.get_running_loop()
         session, messages = live.session, request.messages
@@ -172,16 +186,20 @@ class Proxy:
         known = live.exchanges.get(digest)
         if known is None and (answered := session.unreceived(digest)):  # before a crash
             known = live.exchanges[digest] = Exchange(answered, loop.create_future(), lost=True)
-        again = known and (known.lost or retry or (key and key == known.key))
+        doubt = known is not None and self._in_doubt(known)
+        again = known and (known.lost or retry or (key and key == known.key) or doubt)
         if known and again and known.usable:
-            known.lost = False
+            known.lost, known.sent, known.peer = False, math.inf if doubt else known.sent, peer
             self.counts["replayed"] += 1
+            if doubt:
+                node, noted = known.call.node.index, session.notes.get("replayed_in_doubt", ())
+                session.annotate({"replayed_in_doubt": [*noted, node]})
             return known
         async with live.lock:
             place = session.locate(messages, request.tools)
             context = await self._draft(session, place, request)
             call = session.admit(place, context, len(messages), request.requested, digest)
-        exchange = Exchange(call, loop.create_future(), key=key)
+        exchange = Exchange(call, loop.create_future(), key=key, peer=peer)
         exchange.task = task = asyncio.create_task(self._generate(session, exchange))
         live.running.add(task)
         task.add_done_callback(live.running.discard)
@@ -190,7 +208,7 @@ class Proxy:
         live.exchanges = kept | {digest: exchange}
         context = call.node.parent
         fork = context.fork if len(context.children) == 1 else ""
-        more = {"calls": 1, "prompt_tokens": len(call.ids), f'matched{{level="{place.level}"}}': 1}
+        more = {"calls": 1, "prompt_tokens": call.size, f'matched{{level="{place.level}"}}': 1}
         self.counts.update(more | ({f'forks{{reason="{fork}"}}': 1} if fork else {}))
         return exchange
 
@@ -200,15 +218,15 @@ class Proxy:
         place = session.locate(request.messages, request.tools)
         return len(session.prompt(await self._draft(session, place, request)))
 
-    async def follow(self, exchange: Exchange) -> AsyncIterator[list[Delta]]:
-        """What the reply says while it is sampled; nothing, now and then, while nothing comes.
+    async def follow(self, exchange: Exchange, each: bool = True) -> AsyncIterator[list[Delta]]:
+        """What the reply says, `each` piece as it is sampled; nothing, now and then, while waiting.
 
         Ends only after the call is committed; raises what the call raised.
         """
         said, at, task = exchange.call.deltas, 0, exchange.task
         while task and not task.done():
             if at == len(said):
-                wanted = {task, exchange.moved}
+                wanted = {task, exchange.moved} if each else {task}
                 done, _ = await asyncio.wait(
                     wanted, timeout=KEEP_ALIVE_SEC, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -222,28 +240,37 @@ class Proxy:
 
     def delivered(self, cap: str, exchange: Exchange) -> None:
         """The transport took the whole reply."""
+        exchange.sent = exchange.sent or time.monotonic()
         if cap in self._live:
             self._live[cap].session.delivered(exchange.call)
 
     def undelivered(self, cap: str, exchange: Exchange, begun: bool) -> None:
-        """The client went away first: keep the call for its retry, or, if part of the reply has
-        `begun` to go out, stop sampling it.
-        """
+        """The client went away: keep the call for its retry; stop it, if its reply has `begun`."""
         exchange.lost = True
         self.counts["orphaned"] += cap in self._live
         if begun and exchange.task and exchange.task.cancel():
             self.counts["aborted"] += 1
 
+    def _in_doubt(self, known: Exchange) -> bool:
+        """All of it was sent, nothing has followed, and the connection is gone: was it received?"""
+        young = 0 < time.monotonic() - known.sent < GRACE_SEC
+        return young and not (known.call.node.children or self.connected(known.peer))
+
     async def _draft(self, session: Session, place: Place, request: Request) -> Context:
+        """A short tail is encoded at once: the way to a thread and back would take longer."""
+        if place.parent and sum(len(m["content"]) for m in place.rest) < SHORT_TAIL:
+            with suppress(errors.Unextendable):
+                return session.draft(place, request.messages, whole=False)
         run = asyncio.get_running_loop().run_in_executor
-        return await run(self._encoders, session.draft, place, request.messages, request.tools)
+        return await run(self._encoders, session.draft, place, request.messages)
 
     async def _generate(self, session: Session, exchange: Exchange) -> None:
         call = exchange.call
         try:
-            await self.open_gate.wait()
             stream = self.engine.generate(session.cap, call.ids, call.sampling)
-            async with aclosing(cast(AsyncGenerator[Sampled, None], stream)) as tokens:
+            tokens = cast(AsyncGenerator[Sampled, None], stream)
+            async with self._slots, aclosing(tokens):  # too many calls wait; nobody is told 429
+                await self.open_gate.wait()
                 async for sampled in tokens:
                     more = session.feed(call, sampled)
                     exchange.moved.set_result(None)
@@ -253,15 +280,16 @@ class Proxy:
             session.commit(call)
         except asyncio.CancelledError as error:
             if session.sealed:
-                raise SealedError("the session was sealed during the call") from error
+                raise errors.SealedError("the session was sealed during the call") from error
             raise
-        except ProxyError:
+        except errors.ProxyError:
             raise
         except Exception as error:  # an engine may fail in any way; the agent gets a 502
-            raise EngineError(f"{type(error).__name__}: {error}") from error
+            raise errors.EngineError(f"{type(error).__name__}: {error}") from error
         finally:
             session.abort(call)  # nothing happens to a committed call
             self.counts["sampled_tokens"] += len(call.node.ids)
+            exchange.call = replace(call, ids=array("I"))  # the tree has them
 
     def _path(self, cap: str) -> Path | None:
         """A log is named by its capability's hash: a name gives nobody access."""

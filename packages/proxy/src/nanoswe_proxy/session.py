@@ -1,17 +1,18 @@
-"""One session: requests in as messages, prompts out as ids, sampled tokens in, replies out; sealed,
-a Trajectory.
+"""One session: messages in, prompts out as ids; sampled tokens in, replies out; then a Trajectory.
 
 `prepare` (= `locate`, `draft`, `admit`) -> `feed` per token -> `commit` (or `abort`) ->
 `delivered`; `seal` ends it. Every change is a record that is logged first and applied then, so the
 state is a function of the log. All but `draft` belong on one event loop, and none of them waits: no
 state is ever half changed. Refuses (SealedError) everything after `seal`, a prompt without room for
-one token (ContextLengthError), and a tree that outgrows its limit (TooLarge).
+one token (ContextLengthError), and a tree that outgrows its limit (413).
 """
 
 import json
 import math
 import time
+import zlib
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,13 +22,11 @@ from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.log import Log, Record
 from nanoswe_proxy.parse import Reader
 from nanoswe_proxy.render.base import Renderer
-from nanoswe_proxy.render.types import Delta
+from nanoswe_proxy.render.types import Delta, Tools
 from nanoswe_proxy.state import Policy, State
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_NODES = 20_000
-NOTHING = Sampling(0, 0, (), "")
-Tools = list[dict] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Prepared:
 
     node: tree.Generation
     ids: array
+    size: int
     sampling: Sampling
     reader: Reader
     deltas: list[Delta] = field(default_factory=list)
@@ -72,27 +72,39 @@ class Session(State):
     def prepare(self, messages: Sequence[dict], tools: Tools, requested: dict) -> Prepared:
         """The prompt for wire-normal messages. Reserves the node: calls keep their order."""
         place = self.locate(messages, tools)
-        context = self.draft(place, messages, tools)
+        context = self.draft(place, messages)
         return self.admit(place, context, len(messages), requested)
 
     def locate(self, messages: Sequence[dict], tools: Tools) -> tree.Place:
         """Where the request stands now."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
-        return tree.locate(self.roots, messages, _as_json(tools), self.cap)
+        said = json.dumps(tools or None, ensure_ascii=False)
+        return tree.locate(self.roots, messages, said, self.cap)
 
-    def draft(self, place: tree.Place, messages: Sequence[dict], tools: Tools) -> tree.Context:
-        """Render what is missing: O(what is new). Changes nothing: any thread may."""
+    def draft(
+        self, place: tree.Place, messages: Sequence[dict], whole: bool = True
+    ) -> tree.Context:
+        """Render what is missing: O(what is new). Changes nothing: any thread may. Unless the
+        `whole` history may be rendered, raises Unextendable where it has to be.
+        """
         if place.context:
             return place.context
-        parent, rest, fork = place.parent, place.rest, place.fork
+        parent, rest, fork, tools = (
+            place.parent,
+            place.rest,
+            place.fork,
+            tree.tool_list(place.tools),
+        )
         replay = self._replayed(rest)
         if parent:
             history = [m for node in tree.path(parent) for m in node.messages]
             try:
                 encoded = self.renderer.tail(rest, parent.ids, replay, history, tools)
             except errors.Unextendable as error:
-                parent, rest, fork = None, messages, error.reason
+                if not whole:
+                    raise
+                parent, rest, fork = None, messages, str(error)
                 replay = self._replayed(rest)
         if parent is None:
             encoded = self.renderer.root(rest, tools, replay)
@@ -101,8 +113,8 @@ class Session(State):
         grown = len(messages) - self.longest + (fork == "reply_dropped")
         if replay and grown < 2 and fork in tree.EDITED:
             fork = "condensed"
-        ids = array("I", encoded.ids)
-        return tree.Context(-1, parent, rest, _as_json(tools), ids, encoded.provenance, fork)
+        packed = zlib.compress(encoded.provenance.encode())
+        return tree.Context(-1, parent, rest, place.tools, array("I", encoded.ids), packed, fork)
 
     def admit(
         self, place: tree.Place, context: tree.Context, size: int, requested: dict, digest: str = ""
@@ -111,7 +123,7 @@ class Session(State):
         if self.sealed:
             raise errors.SealedError("the session is sealed")
         if len(self.nodes) >= MAX_NODES:
-            raise errors.TooLarge(f"the session has {len(self.nodes)} nodes, as many as it may")
+            raise errors.ProxyError(f"the session has {MAX_NODES} nodes", 413, "session_full")
         prompt = self.prompt(context)
         room = self.max_context - len(prompt)
         if room < 1:
@@ -127,15 +139,12 @@ class Session(State):
         self._write({"type": "intent", **intent})
         depth, ordinal = len(tree.path(context.parent)) // 2, len(context.children) - 1
         asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]
-        sampling = Sampling(
-            temperature=self.policy.temperature,
-            max_tokens=max(1, min([room, self.policy.max_tokens, *asked])),
-            stop_ids=self.renderer.stop_ids,
-            # Named by place and not by arrival: a retry gets new numbers, a rerun the same ones.
-            seed_key=f"{self.policy.seed_key}/{depth}.{ordinal}",
-        )
+        most = max(1, min([room, self.policy.max_tokens, *asked]))
+        # Named by place and not by arrival: a retry gets new numbers, a rerun the same ones.
+        key = f"{self.policy.seed_key}/{depth}.{ordinal}"
+        sampling = Sampling(self.policy.temperature, most, self.renderer.stop_ids, key)
         reader = self._reader(context.children[-1])
-        return Prepared(context.children[-1], prompt, sampling, reader)
+        return Prepared(context.children[-1], prompt, len(prompt), sampling, reader)
 
     def unreceived(self, digest: str) -> Prepared | None:
         """The call of such a body that was committed before a crash, and that nobody received."""
@@ -143,7 +152,8 @@ class Session(State):
             if node.digest == digest and node.delivery == "committed":
                 reader = self._reader(node)
                 said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
-                return Prepared(node, self.prompt(node.parent), NOTHING, reader, said)
+                size = len(self.prompt(node.parent))
+                return Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
         return None
 
     @staticmethod
@@ -155,9 +165,7 @@ class Session(State):
         return ids
 
     def feed(self, call: Prepared, sampled: Sampled) -> bool:
-        """Record one token; whether more are wanted. Refuses (EngineError) what cannot be trained
-        or was not asked for.
-        """
+        """Record a token; whether more are wanted. Refuses what cannot train or is too much."""
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
             raise errors.SealedError("the call is over")
@@ -207,11 +215,12 @@ class Session(State):
         if call.node.delivery == "committed" and not self.sealed:
             self._write({"type": "delivery", "node": call.node.index, "state": "delivered"})
 
-    def annotate(self, notes: dict) -> None:
+    def annotate(self, notes: dict) -> dict:
         """Facts about the whole session, such as its reward: they are part of the export."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
         self._write({"type": "note", "notes": notes})
+        return self.notes
 
     def seal(self) -> Trajectory:
         """Freeze for good. Sealing again gives an equal object."""
@@ -225,22 +234,26 @@ class Session(State):
         return export.trajectory(self)
 
     def _reader(self, node: tree.Generation) -> Reader:
-        return self.renderer.reader(node.parent.tool_list, node.requested.get("stop", ()))
+        return self.renderer.reader(
+            tree.tool_list(node.parent.tools), node.requested.get("stop", ())
+        )
 
     def _replayed(self, messages: Sequence[dict]) -> dict[int, array]:
         """The sampled ids of the replies among `messages` that were sampled here, by index."""
-        spoken = ((i, self._sampled_before(m)) for i, m in enumerate(messages))
+        replies = {i: m for i, m in enumerate(messages) if m["role"] == "assistant"}
+        by_text = defaultdict(list)
+        for node in self.generations() if replies else ():
+            if node.committed:
+                by_text[wire.text_key(node.view)].append(node)
+        alike = {i: by_text[wire.text_key(m)] for i, m in replies.items()}
+        spoken = ((i, self._sampled_before(m, alike[i])) for i, m in replies.items())
         return {i: node.ids for i, node in spoken if node}
 
-    def _sampled_before(self, message: dict) -> tree.Generation | None:
+    def _sampled_before(self, message: dict, candidates: list) -> tree.Generation | None:
         """The generation that an assistant message repeats, wherever it stands in the forest."""
-        if message["role"] != "assistant":
-            return None
         claimed = tree.echoed(self.cap, message)
         if claimed is not None and claimed < len(self.nodes):
             candidates = [self.nodes[claimed]]
-        else:
-            candidates = list(self.by_text.get(wire.text_key(message), ()))
         for node in reversed(candidates):
             if isinstance(node, tree.Generation) and node.committed:
                 level = wire.level_of(node.view, message, claimed is not None)
@@ -250,10 +263,11 @@ class Session(State):
 
     def _add_context(self, context: tree.Context) -> tree.Context:
         parent = context.parent.index if context.parent else None
-        fields = {"parent": parent, "messages": context.messages, "tools": context.tools}
-        fields |= {"fork": context.fork, "n": len(context.ids)}
-        ids = array("I", context.ids).tobytes()
-        self._write({"type": "context", **fields}, ids + context.provenance.encode())
+        fields = {"parent": parent, "messages": context.messages, "fork": context.fork}
+        fields |= {"n": len(context.ids)} | ({} if context.parent else {"tools": context.tools})
+        self._write(
+            {"type": "context", **fields}, array("I", context.ids).tobytes() + context.packed
+        )
         siblings = context.parent.children if context.parent else self.roots
         return siblings[-1]
 
@@ -265,7 +279,3 @@ class Session(State):
         if self._log:
             self._log.append(fields, blob)
         self.apply(fields, blob)
-
-
-def _as_json(tools: Tools) -> str:
-    return json.dumps(tools, ensure_ascii=False) if tools else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from nanoswe_proxy import tree, wire
+from nanoswe_proxy import tree
 from nanoswe_proxy.errors import LogError
 from nanoswe_proxy.log import Record
 
@@ -41,7 +41,7 @@ class State:
         self.notes: dict[str, Any] = {}
         self.sealed = False
         self.longest = 0  # messages in the longest request so far
-        self.by_text: dict[int, list[tree.Generation]] = {}
+        self._asked: dict = {}
 
     def generations(self) -> Iterable[tree.Generation]:
         return (n for n in self.nodes if isinstance(n, tree.Generation))
@@ -57,16 +57,18 @@ class State:
             case "context":
                 self._apply_context(fields, blob)
             case "intent":
-                parent = self.nodes[fields["parent"]]
-                facts = [fields[k] for k in ("requested", "created", "digest")]
+                parent, asked = self.nodes[fields["parent"]], fields["requested"]
+                self._asked = self._asked if asked == self._asked else asked  # one for many turns
+                facts = (self._asked, fields["created"], fields["digest"])
                 made = tree.Generation(len(self.nodes), parent, *facts)
-                parent.children.append(made)
+                parent.children += (made,)
                 self.nodes.append(made)
                 self.longest = max(self.longest, fields["messages"])
             case "end":
                 self._apply_end(self.nodes[fields["node"]], fields, blob)
             case "delivery":
-                self.nodes[fields["node"]].delivery = fields["state"]
+                node = self.nodes[fields["node"]]
+                node.delivery, node.digest = fields["state"], ""
             case "note":
                 self.notes |= fields["notes"]
             case "seal":
@@ -76,23 +78,24 @@ class State:
 
     def _apply_context(self, fields: dict, blob: bytes) -> None:
         parent = None if fields["parent"] is None else self.nodes[fields["parent"]]
-        ids, n = array("I"), 4 * fields["n"]
-        ids.frombytes(blob[:n])
-        made = (fields["messages"], fields["tools"], ids, blob[n:].decode())
-        context = tree.Context(len(self.nodes), parent, *made, fields["fork"])
+        n = 4 * fields["n"]
+        tools = parent.parent.tools if parent else fields["tools"]
+        made = (fields["messages"], tools, array("I", blob[:n]), blob[n:], fields["fork"])
+        context = tree.Context(len(self.nodes), parent, *made)
         self.nodes.append(context)
-        (parent.children if parent else self.roots).append(context)
+        if parent:
+            parent.children += (context,)
+        else:
+            self.roots.append(context)
 
     def _apply_end(self, node: tree.Generation, fields: dict, blob: bytes) -> None:
         n = 4 * fields["n"]
-        node.ids, node.logprobs, node.versions = array("I"), array("f"), fields["versions"]
-        node.ids.frombytes(blob[:n])
-        node.logprobs.frombytes(blob[n:])
+        node.ids, node.logprobs = array("I", blob[:n]), array("f", blob[n:])
+        node.versions = fields["versions"]
         node.stop, node.delivery = fields["stop"], "aborted"
         if view := fields.get("view"):
             node.view, node.delivery = view, "committed"
             node.finish_reason, node.parse = fields["finish"], fields["parse"]
-            self.by_text.setdefault(wire.text_key(view), []).append(node)
 
 
 def replay(records: Sequence[Record]) -> State:

@@ -6,7 +6,7 @@ and an unknown schema number.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -135,7 +135,7 @@ def from_json(line: str) -> Trajectory:
         raise TrajectoryError(f"no trajectory: {error.errors()[0]}") from error
 
 
-def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
+def write_jsonl(path: Path, *trajectories: Trajectory) -> None:
     """Append to `path`."""
     with path.open("a", encoding="utf-8") as file:
         for trajectory in trajectories:

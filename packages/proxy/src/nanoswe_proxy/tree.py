@@ -9,35 +9,36 @@ generation node what the engine sampled after them; ids are arrays, so a token c
 import hashlib
 import json
 import re
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from nanoswe_proxy import wire
 
 EDITED = ("assistant_edited", "observation_edited", "reply_dropped")
+tool_list = lru_cache(maxsize=64)(json.loads)  # of a lineage's `tools`: not to be changed
 _ECHO = re.compile(r"([0-9]+)x([0-9]+)x([0-9a-f]{10})")
 
 
 @dataclass(slots=True)
 class Context:
-    """Messages rendered once, from the parent generation (or from nothing) to the next generation
-    prompt.
-    """
+    """Messages rendered once, from the parent generation or nothing to the next prompt's end."""
 
     index: int
     parent: "Generation | None"
     messages: Sequence[dict]
     tools: str  # the tool list as JSON, of the whole lineage
     ids: Sequence[int]
-    provenance: str
+    packed: bytes  # provenance: a letter for each id, in runs that cost next to nothing
     fork: str
-    children: list["Generation"] = field(default_factory=list)
+    children: tuple["Generation", ...] = ()
 
     @property
-    def tool_list(self) -> list[dict] | None:
-        return json.loads(self.tools) if self.tools else None
+    def provenance(self) -> str:
+        return zlib.decompress(self.packed).decode()
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ class Generation:
     parse: str = ""
     view: dict = field(default_factory=dict)  # the message as served, wire-normal
     delivery: str = "sampling"
-    children: list[Context] = field(default_factory=list)
+    children: tuple[Context, ...] = ()
 
     @property
     def messages(self) -> Sequence[dict]:
@@ -90,6 +91,7 @@ class Place:
     context: Context | None
     parent: Generation | None
     rest: Sequence[dict]
+    tools: str
     fork: str
     level: int  # the weakest match on the way: 0 as served, 1 wire-normal, 2 lossy but unambiguous
 
@@ -144,11 +146,11 @@ def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secre
             best = step if step.at >= best.at else best
         front = [f for f in front if f.generation]
     if best.context and not best.generation:
-        return Place(best.context, best.context.parent, (), "", best.level)
+        return Place(best.context, best.context.parent, (), tools, "", best.level)
     known = best.generation.children if best.generation else roots
     rest = messages[best.at :]
     fork = _reason(known, rest, tools, len(found) > 1)
-    return Place(None, best.generation, rest, fork, best.level)
+    return Place(None, best.generation, rest, tools, fork, best.level)
 
 
 def _next(step: _Step, roots: Sequence[Context], request: tuple) -> list[_Step]:
@@ -168,7 +170,8 @@ def _next(step: _Step, roots: Sequence[Context], request: tuple) -> list[_Step]:
         if end == len(messages):
             found.append(_Step(context, None, end, level))
             continue
-        claimed = echoed(secret, messages[end])
+        same = [g.index for g in context.children if g.view == messages[end] and "calls" in g.view]
+        claimed = same[0] if same else echoed(secret, messages[end])
         for generation in context.children:
             if generation.committed and claimed in (None, generation.index):
                 match = wire.level_of(generation.view, messages[end], claimed is not None)

@@ -1,17 +1,23 @@
 """Wire dialects: each turns a request body into wire-normal messages, and a reply, whole or as it
 is sampled, into the bytes of its protocol.
 
-A dialect is a module with `parse(raw) -> Request`, `Stream` (the frames of a reply) and `error`.
+A dialect is a module with `parse(raw) -> Request`, `Stream` (the frames of a reply) and, unless
+errors look as OpenAI's do, `error`.
 A reply that is not streamed is `Stream.whole` after the same deltas: the fold of the stream.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from nanoswe_proxy.errors import ProxyError
 from nanoswe_proxy.render.types import Delta
 from nanoswe_proxy.tree import Generation, echo_id
+
+# Whole replies as they begin.
+SHAPES = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,14 @@ class Stream:
         if begins or not self.blocks or self.blocks[-1]["type"] != kind:
             frames = self._close() + self._open(kind, delta)
         return frames + (b"" if begins else self._grow(self.blocks[-1], delta.text))
+
+    def fail(self, error: ProxyError) -> bytes:
+        """An error in the middle of a stream."""
+        return sse(error.body())
+
+    def sse(self, data: Any, event: str = "") -> bytes:
+        """A frame, where frames are sent at all."""
+        return sse(data, event) if self.request.stream else b""
 
     def ours(self, prefix: str, call: int = 0) -> str:
         """An id that tells whose reply it is when it comes back."""

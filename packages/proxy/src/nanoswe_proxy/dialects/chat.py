@@ -8,8 +8,8 @@ obeyed. Refuses (BadRequest) n > 1 and continuing an assistant message.
 from typing import Any
 
 from nanoswe_proxy import dialects, wire
-from nanoswe_proxy.dialects import Request, sse
-from nanoswe_proxy.errors import BadRequest, ProxyError
+from nanoswe_proxy.dialects import Request
+from nanoswe_proxy.errors import BadRequest
 from nanoswe_proxy.render.types import Delta
 
 RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model",
@@ -67,7 +67,7 @@ class Stream(dialects.Stream):
     def end(self) -> bytes:
         frames = self._chunk({}, self.node.finish_reason)
         if self.request.usage:
-            frames += sse(self._body("chat.completion.chunk", []))
+            frames += self.sse(self._body("chat.completion.chunk", []))
         return frames + b"data: [DONE]\n\n"
 
     def whole(self) -> dict:
@@ -79,7 +79,7 @@ class Stream(dialects.Stream):
 
     def _chunk(self, delta: dict, finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return sse(self._body("chat.completion.chunk", [choice]))
+        return self.sse(self._body("chat.completion.chunk", [choice]))
 
     def _body(self, kind: str, choices: list) -> dict:
         """A chunk with choices has no usage, all others do."""
@@ -90,13 +90,3 @@ class Stream(dialects.Stream):
         prompt, sampled = self.prompt_tokens, len(self.node.ids)
         return body | {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled,
                                  "total_tokens": prompt + sampled}}  # fmt: skip
-
-
-def error(error: ProxyError) -> dict:
-    """The body that this dialect's clients read."""
-    return error.body()
-
-
-def error_frame(error: ProxyError) -> bytes:
-    """The same in the middle of a stream."""
-    return sse(error.body())

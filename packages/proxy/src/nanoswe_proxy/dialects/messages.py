@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanoswe_proxy import dialects, wire
-from nanoswe_proxy.dialects import Request, chat, sse
+from nanoswe_proxy.dialects import SHAPES, Request, chat
 from nanoswe_proxy.errors import BadRequest, ProxyError
 from nanoswe_proxy.render.types import Delta
 
@@ -76,11 +76,8 @@ class Stream(dialects.Stream):
 
     def start(self) -> bytes:
         usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
-        self.message: dict[str, Any] = {
-            "id": f"msg_{self.cap[:6]}{self.node.index}", "type": "message",
-            "role": "assistant", "model": self.model, "content": [],
-            "stop_reason": None, "stop_sequence": None, "usage": usage,
-        }  # fmt: skip
+        name = f"msg_{self.cap[:6]}{self.node.index}"
+        self.message = SHAPES["message"] | {"id": name, "model": self.model, "usage": usage}
         return self._event("message_start", message=self.message)
 
     def end(self) -> bytes:
@@ -95,6 +92,9 @@ class Stream(dialects.Stream):
 
     def whole(self) -> dict:
         return self.message
+
+    def fail(self, failed: ProxyError) -> bytes:
+        return self._event("error", error=error(failed)["error"])
 
     def _open(self, kind: str, delta: Delta) -> bytes:
         block: dict[str, Any] = {"type": kind, kind: ""}
@@ -129,15 +129,10 @@ class Stream(dialects.Stream):
         return self._event(f"content_block_{what}", index=len(self.blocks) - 1, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return sse({"type": kind, **fields}, kind)
+        return self.sse({"type": kind, **fields}, kind)
 
 
 def error(error: ProxyError) -> dict:
     """The body that this dialect's clients read."""
     kind = ERRORS.get(error.status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
-
-
-def error_frame(failed: ProxyError) -> bytes:
-    """The same in the middle of a stream."""
-    return sse(error(failed), "error")

@@ -8,7 +8,7 @@ no functions are left out. Refuses (BadRequest) previous_response_id, images and
 from typing import Any
 
 from nanoswe_proxy import dialects, wire
-from nanoswe_proxy.dialects import Request, chat, sse
+from nanoswe_proxy.dialects import SHAPES, Request, chat
 from nanoswe_proxy.errors import BadRequest, ProxyError
 from nanoswe_proxy.render.types import Delta
 
@@ -72,12 +72,9 @@ class Stream(dialects.Stream):
 
     def start(self) -> bytes:
         self.number = -1
-        self.body = {"id": f"resp_{self.cap[:6]}{self.node.index}", "object": "response",
-                     "created_at": self.node.created, "status": "in_progress",
-                     "model": self.model, "output": [], "parallel_tool_calls": True,
-                     "tool_choice": "auto", "tools": [], "metadata": {}, "error": None,
-                     "incomplete_details": None, "instructions": None, "temperature": None,
-                     "top_p": None}  # fmt: skip
+        name, created = f"resp_{self.cap[:6]}{self.node.index}", self.node.created
+        said = {"id": name, "created_at": created, "model": self.model}
+        self.body = SHAPES["response"] | said
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(k, response=self.body) for k in kinds)
 
@@ -95,6 +92,10 @@ class Stream(dialects.Stream):
 
     def whole(self) -> dict:
         return self.body
+
+    def fail(self, error: ProxyError) -> bytes:
+        self.body |= {"status": "failed", "error": {"code": error.code, "message": str(error)}}
+        return self._event("response.failed", response=self.body)
 
     def _open(self, kind: str, delta: Delta) -> bytes:
         n = len(self.blocks)
@@ -143,17 +144,4 @@ class Stream(dialects.Stream):
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self.number += 1
-        return sse({"type": kind, "sequence_number": self.number, **fields}, kind)
-
-
-def error(error: ProxyError) -> dict:
-    """The body that this dialect's clients read."""
-    return error.body()
-
-
-def error_frame(error: ProxyError) -> bytes:
-    """The same in the middle of a stream."""
-    failed = {"code": error.code, "message": str(error)}
-    response = {"object": "response", "status": "failed", "error": failed, "output": []}
-    event = {"type": "response.failed", "sequence_number": 0, "response": response}
-    return sse(event, "response.failed")
+        return self.sse({"type": kind, "sequence_number": self.number, **fields}, kind)

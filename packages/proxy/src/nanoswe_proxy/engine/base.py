@@ -21,9 +21,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sampled token, its logprob under the sampling distribution, and the weight version that
-    gave it.
-    """
+    """A sampled token, its logprob under the sampling distribution, and the weights' version."""
 
     token: int
     logprob: float

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from array import array
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -24,11 +25,10 @@ from nanoswe_proxy.engine.upstream import Upstream
 from nanoswe_proxy.errors import EngineError
 
 KEY, TOKENS_PATH = "NANOSWE_ENGINE_KEY", "/inference/v1/generate"
+MAX_TEXT_BYTES = 64 << 20  # of prompts' text kept; the sessions that spoke last have theirs
 UNLOGGED = -9999.0  # what servers write for a logprob that is -inf or NaN
 PLAIN = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
-Read = tuple[
-    list[tuple[int, float | None]], str
-]  # tokens with logprobs, and why it ended if it did
+Read = tuple[list[tuple[int, float | None]], str]  # tokens, logprobs; why it ended if it did
 
 
 class RemoteEngine:
@@ -43,7 +43,7 @@ class RemoteEngine:
         self.model, self.max_context, self.version = model, max_context, 0
         self._running = asyncio.Event()
         self._running.set()
-        self._texts: dict[str, tuple[array[int], bytes]] = {}
+        self._texts: OrderedDict[str, tuple[int, int, bytes]] = OrderedDict()
 
     @staticmethod
     def from_spec(argument: str, model: Path) -> "RemoteEngine":
@@ -113,12 +113,14 @@ class RemoteEngine:
 
     def _text(self, session: str, ids: "array[int]") -> bytes:
         """`ids` as JSON numbers; what goes on from the session's last prompt is written alone."""
-        held, text = self._texts.get(session, (array("I"), b""))
-        if not text or ids[: len(held)].tobytes() != held.tobytes():  # arrays compare slowly
-            held, text = array("I"), b""
-        fresh = str(ids[len(held) :].tolist())[1:-1].encode()
+        held, digest, text = self._texts.pop(session, (0, 0, b""))
+        if hash(ids[:held].tobytes()) != digest:
+            held, text = 0, b""
+        fresh = str(ids[held:].tolist())[1:-1].encode()
         text = b",".join(t for t in (text, fresh) if t)
-        self._texts[session] = (ids, text)
+        self._texts[session] = (len(ids), hash(ids.tobytes()), text)
+        while sum(len(t) for *_, t in self._texts.values()) > MAX_TEXT_BYTES:
+            self._texts.popitem(last=False)
         return text
 
     def _request(self, how: dict, left: int, seed: int, salt: str) -> dict[str, Any]:

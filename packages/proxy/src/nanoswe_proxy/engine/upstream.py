@@ -31,25 +31,26 @@ class Upstream:
         """POST `body` to `path` and stream the answer."""
         start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
         start += f"Content-Length: {sum(map(len, body))}\r\n\r\n"
-        finished, rest, writer = False, b"", None
+        finished, rest, writer, now = False, b"", None, asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(CONNECT_SEC):
+            async with asyncio.timeout(CONNECT_SEC) as patience:
                 reader, writer = await self._connection()
-            writer.writelines((start.encode(), *body))
-            async with asyncio.timeout(SILENCE_SEC):
+                writer.writelines((start.encode(), *body))
+                patience.reschedule(now() + SILENCE_SEC)
                 head = await reader.readuntil(b"\r\n\r\n")
-            if b" 200 " not in head or b"chunked" not in head.lower():
-                answer = head.splitlines()[0] + b" " + await reader.read(2000)
-                raise EngineError(f"{self.url}{path} answered {answer.decode('utf-8', 'replace')}")
-            size = 1
-            while size:
-                async with asyncio.timeout(SILENCE_SEC):
+                if b" 200 " not in head or b"chunked" not in head.lower():
+                    answer = head.splitlines()[0] + b" " + await reader.read(2000)
+                    said = answer.decode("utf-8", "replace")
+                    raise EngineError(f"{self.url}{path} answered {said}")
+                size = 1
+                while size:
+                    patience.reschedule(now() + SILENCE_SEC)
                     size = int(await reader.readline(), 16)
                     part = await reader.readexactly(size + 2)
-                *lines, rest = (rest + part[:-2]).split(b"\n")
-                for line in lines:
-                    if line.startswith(b"data:"):
-                        yield line[5:].strip()
+                    *lines, rest = (rest + part[:-2]).split(b"\n")
+                    for line in lines:
+                        if line.startswith(b"data:"):
+                            yield line[5:].strip()
             finished = True
         except (OSError, EOFError, ValueError) as error:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error

@@ -21,7 +21,6 @@ from nanoswe_proxy.render import family as families
 from nanoswe_proxy.render.codec import SAID, UNSAID, Codec, map_strings
 from nanoswe_proxy.render.family import Region, anchor, for_template, regions
 from nanoswe_proxy.render.template import Template, read_json
-from nanoswe_proxy.render.types import *  # noqa: F403
 from nanoswe_proxy.render.types import Encoded, Messages, Parsed, Replay, Tools
 from nanoswe_proxy.trajectory import Provenance
 
