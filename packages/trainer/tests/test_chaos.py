@@ -7,9 +7,19 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from nanoswe_evalkit.recipe import load_recipe
+from nanoswe_evalkit.runner import read_trials
 from nanoswe_harbor.convert import convert_nano
+from nanoswe_proxy.trajectory import from_json
+from nanoswe_trainer import tiny
+from nanoswe_trainer.data import rl_rows
+from nanoswe_trainer.loop_rl import _update
+from nanoswe_trainer.recipe import TrainRecipe
+from nanoswe_trainer.worker import open_worker
 
+pytestmark = pytest.mark.interop  # minutes, all told
 CRASH = Path(__file__).with_name("crash.py")
 RECIPE = """
 name: chaos
@@ -18,7 +28,7 @@ agent: {max_turns: 2}
 model: {max_tokens: 8}
 eval: {attempts: 1, concurrency: 4}
 sft: {steps: 1, batch: 4, warmup_steps: 1}
-train: {steps: 3, groups: 1, group_size: 2, checkpoint_steps: 1, truncated: train}
+train: {steps: 3, groups: 1, group_size: 2, checkpoint_steps: 1, preset: distill, teacher: TASKS/t}
 cluster: {train_threads: 1, max_context: 128}
 """
 
@@ -27,6 +37,7 @@ cluster: {train_threads: 1, max_context: 128}
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasks")
     convert_nano(folder, {"train": 2, "heldout": 1})
+    tiny.create(folder / "t", seed=5)  # distillation: whatever the rewards, each step learns
     path = folder / "chaos.yaml"
     path.write_text(RECIPE.replace("TASKS", str(folder)))
     return path
@@ -97,3 +108,29 @@ def test_another_task_is_refused_another_machine_is_not(recipe: Path, tmp_path: 
         issue.write_text(before)
     assert refused.returncode == 2
     assert "from other data" in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_the_trainer_alone_replays_a_step_from_its_records(recipe: Path, tmp_path: Path) -> None:
+    """R0: a checkpoint and the recorded trials give the next checkpoint, bit for bit."""
+    run = tmp_path / "chaos"
+    child = subprocess.Popen(command(recipe, tmp_path), stderr=subprocess.DEVNULL)
+    while child.poll() is None and not (run / "checkpoints/rl-00002.pt").exists():
+        time.sleep(0.01)
+    child.kill()
+    assert child.wait() == -9
+    loaded, folder = load_recipe(recipe, [], TrainRecipe), run / "checkpoints"
+    torch.set_num_threads(1)
+    (folder / "latest").write_text("rl-00001.pt")
+    name = torch.load(folder / "rl-00001.pt", weights_only=True)["recipe"]
+    worker = open_worker(loaded, run / "model")
+    worker.begin(learning_rate=loaded.train.learning_rate, reference=loaded.train.teacher)
+    worker.load(folder, name, optimizers=True)
+    trials = [t for t in read_trials(run / "trials.jsonl") if t.trial_id.startswith("s00001.")]
+    lines = (run / "trajectories.jsonl").read_text().splitlines()
+    sealed = {t.trial_id: t for t in map(from_json, lines)}
+    assert len(trials) == 2
+    batch = rl_rows([trials], sealed, loaded.train, loaded.cluster.max_context)
+    assert _update(loaded, worker, batch, 1)["trained_tokens"] > 0
+    want = torch.load(folder / "rl-00002.pt", weights_only=True)["state"]["model"]
+    for parameter, value in worker.decoder.named_parameters():
+        assert torch.equal(value, want[parameter]), parameter

@@ -47,7 +47,7 @@ def test_a_demonstration_is_token_for_token_what_a_real_trial_samples(
         kind, engine = await pick("auto", work), ScriptedEngine(model_dir, scripts)
         task = load_task(tmp_path / "train" / name)
         async with open_rollouts(
-            recipe(tmp_path), engine, renderer, kind, work, tmp_path / "mirror",
+            recipe(tmp_path), engine, renderer, kind, work
         ) as rollouts:  # fmt: skip
             trials, trajectories = await rollouts.run([task], 1, "t", temperature=1.0)
         return trials[0], trajectories[trials[0].trial_id]

@@ -57,7 +57,8 @@ async def ray_trials(recipe: Recipe, api_key: str) -> AsyncIterator[tuple[str, R
     try:
         import ray
 
-        ray.init("auto", log_to_driver=False)
+        ours = not ray.is_initialized()  # the trainer may have its ranks there
+        ray.init("auto", log_to_driver=False, ignore_reinit_error=True)
     except ImportError as error:
         raise EvalkitError("ray is not installed: nanoswe-evalkit[ray]") from error
     except ConnectionError as error:
@@ -75,9 +76,8 @@ async def ray_trials(recipe: Recipe, api_key: str) -> AsyncIterator[tuple[str, R
             text = " ".join(str(getattr(error, "cause", error)).split())
             raise EvalkitError(f"ray: {text[:500]}") from error
 
-    try:
-        yield recipe.sandbox.kind, run
-    finally:
+    yield recipe.sandbox.kind, run
+    if ours:
         ray.shutdown()
 
 

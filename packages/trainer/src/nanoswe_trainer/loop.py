@@ -234,12 +234,11 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
 async def trial_stages(run: Run) -> Summary:
     """What follows SFT."""
     recipe = run.recipe
-    mirror = recipe.tasks.mirror or recipe.tasks.path.parent / "mirror"
     await run.in_compute(torch.set_num_threads, 1)
     async with (
         open_engine(run) as engine,
         open_rollouts(
-            recipe, engine, run.renderer, run.sandbox_kind, run.folder / "work", mirror
+            recipe, engine, run.renderer, run.sandbox_kind, run.folder / "work"
         ) as rollouts,
     ):
         before = await eval_stage(run, "eval_before", 0, rollouts)

@@ -9,15 +9,11 @@ the last try's trajectory counts.
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
-from nanoswe_evalkit.agents.base import Agent
-from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
-from nanoswe_evalkit.place import make_agent
-from nanoswe_evalkit.runner import Gate, read_trials, run_trials
-from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.trial import Trial, run_trial, to_line
+from nanoswe_evalkit.place import local_trials, ray_trials
+from nanoswe_evalkit.runner import Gate, Run, read_trials, run_trials
+from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_harbor.task import Task
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine.base import Engine
@@ -32,13 +28,9 @@ RECEIVED = ("delivered", "acknowledged")
 class Rollouts:
     """Made by `open_rollouts`."""
 
-    def __init__(self, recipe: TrainRecipe, proxy: Proxy,
-                 sandboxes: SandboxFactory, agent: Agent):  # fmt: skip
-        self.recipe, self._proxy = recipe, proxy
+    def __init__(self, recipe: TrainRecipe, proxy: Proxy, run: Run):
+        self.recipe, self._proxy, self._run = recipe, proxy, run
         self._gate = Gate(recipe.eval.concurrency, recipe.eval.memory_mb)
-        grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
-        model = recipe.model.config(recipe.seed)
-        self._run = partial(run_trial, agent=agent, sandboxes=sandboxes, model=model, grade=grade)
 
     async def run(
         self, tasks: Sequence[Task], attempts: int, prefix: str, *, temperature: float,
@@ -79,18 +71,17 @@ class Rollouts:
 
 @asynccontextmanager
 async def open_rollouts(
-    recipe: TrainRecipe, engine: Engine, renderer: Renderer, sandbox_kind: str, work: Path,
-    mirror: Path,
-) -> AsyncIterator[Rollouts]:  # fmt: skip
-    """Start proxy and agent in front of an engine; stop them whatever happens."""
-    proxy = Proxy(engine, renderer)
-    agent = make_agent(recipe.agent)
-    sandboxes = SandboxFactory(sandbox_kind, work, mirror, recipe.sandbox.limits())
-    try:
-        async with serve(proxy):
-            yield Rollouts(recipe, proxy, sandboxes, agent)
-    finally:
-        await agent.close()
+    recipe: TrainRecipe, engine: Engine, renderer: Renderer, sandbox_kind: str, work: Path
+) -> AsyncIterator[Rollouts]:
+    """Start proxy and agent in front of an engine; stop them whatever happens. Trials run here, or
+    as tasks of a Ray cluster.
+    """
+    sandbox = recipe.sandbox.model_copy(update={"kind": sandbox_kind})
+    recipe = recipe.model_copy(update={"sandbox": sandbox})
+    on_ray, proxy = recipe.cluster.backend == "ray", Proxy(engine, renderer)
+    place = ray_trials(recipe, "") if on_ray else local_trials(work, recipe, "")
+    async with place as (_, run), serve(proxy):
+        yield Rollouts(recipe, proxy, run)
 
 
 def append_records(
