@@ -210,6 +210,7 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
         return
     train = recipe.train
     reference = run.folder / "reference" if train.kl else train.teacher
+    reference = reference.absolute() if reference else None
     if train.kl and not first:
         await run.in_compute(run.worker.export, run.folder / "reference")
     run.begin("rl", reference=reference, learning_rate=train.learning_rate)
@@ -257,6 +258,7 @@ async def trial_stages(run: Run) -> Summary:
 async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary | None:
     """All stages; writes `folder`/{recipe.yaml, *.jsonl, checkpoints/, model/, export/}."""
     config, summary = recipe.model_dump(mode="json"), None
+    folder = folder.absolute()  # ranks elsewhere have another working directory
     with Tracker(folder, recipe.name, config, wandb=recipe.eval.tracker == "wandb") as tracker:
         run = Run(recipe, folder, sandbox_kind, tracker, view)
         (folder / "recipe.yaml").write_text(dump_recipe(recipe))

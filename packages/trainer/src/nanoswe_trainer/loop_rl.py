@@ -9,6 +9,7 @@ of its groups. Left out, on purpose: a KL model, several updates a batch.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from nanoswe_trainer.sched import Schedule
 from nanoswe_trainer.worker import Worker
 
 Sealed = dict[str, Trajectory]
+log = logging.getLogger(__name__)
+STALL_SEC = 600.0
 WARMUP_STEPS = 4  # AdamW's averages are young
 TrainedEngine = LocalEngine | VllmEngine
 
@@ -96,7 +99,14 @@ async def train_rl(
             groups.admit(lambda group: running.create_task(run(group)), train.steps)
             while not groups.plan.full:
                 groups.news.clear()
-                await groups.news.wait()
+                try:
+                    await asyncio.wait_for(groups.news.wait(), STALL_SEC)
+                except (
+                    TimeoutError
+                ):  # a trial's own limits end it; who waits wants to know for whom
+                    blocking = sorted(groups.plan.live.keys() - groups.ended.keys())
+                    names = ", ".join(tasks[g % len(tasks)].task_id for g in blocking)
+                    log.warning("step %d waits for trials of %s", step + 1, names)
             waited = time.monotonic() - began
             ended = [groups.ended.pop(group) for group in sorted(groups.plan.batch)]
             trials = [trial for group, _ in ended for trial in group]
