@@ -48,11 +48,11 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         places: Any = {"local": partial(local_trials, folder / "work"), "ray": ray_trials}
         place = places[recipe.cluster.backend](recipe, key)
         kind, run = await stack.enter_async_context(place)
-        _claim(folder, recipe)
         trajectories = folder / "trajectories.jsonl"
         sessions = proxy_sessions(recipe, trajectories) if recipe.model.proxy else {}
         held = certificates(tasks, recipe.tasks.path, kind).items()
         certified = {name for name, held in held if held.verdict == "certified"}
+        _claim(folder, recipe)
         config, wandb = recipe.model_dump(mode="json"), recipe.eval.tracker == "wandb"
         tracker = stack.enter_context(Tracker(folder, recipe.name, config, wandb=wandb))
         console.print(f"{total} trials: two such runs tell differences of {least:.1%}")
