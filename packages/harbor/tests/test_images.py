@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from nanoswe_harbor.convert import render
+from nanoswe_harbor.convert import convert, render
 from nanoswe_harbor.envspec import built_name, known_specs, spec_of
 from nanoswe_harbor.families import facts
 from nanoswe_harbor.images import ImagesError, Target, plan
+from nanoswe_harbor.promises import format_faults
 from nanoswe_harbor.sources import read_rows
+from nanoswe_harbor.task import load_tasks
 
 ROOT = Path(__file__).resolve().parents[3]
 EXCERPT = Path(__file__).parent / "data" / "verified_excerpt.jsonl"
@@ -127,3 +129,16 @@ def test_the_specs_files_are_as_they_are_written() -> None:
     locks = yaml.safe_load((specs / "locks.yaml").read_text())
     users = {key for versions in locks["pairs"].values() for v in versions.values() for key in v}
     assert users == set(locks["locks"]) >= set(facts("images")["builds"])
+
+
+def test_a_task_of_ours_builds_on_its_environment(tmp_path: Path) -> None:
+    """Its Dockerfile starts from the image, takes the checkout, and installs as the spec says."""
+    convert(read_rows(str(EXCERPT)), tmp_path / "tasks", "excerpt", images="built")
+    tags = {tag for found in plan("verified") for tag in found.tags}
+    for task in load_tasks(tmp_path / "tasks"):
+        lines = (task.path / "environment/Dockerfile").read_text().splitlines()
+        assert task.docker_image in tags and lines[0] == f"FROM {task.docker_image}"
+        assert "COPY --from=checkout / /testbed" in lines
+        (install,) = (json.loads(line[4:]) for line in lines if line.startswith('RUN ["/bin/bash"'))
+        assert "activate testbed\npython -m pip install " in install[2]
+    assert format_faults(tmp_path / "tasks") == (3, {})
