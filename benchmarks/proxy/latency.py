@@ -85,6 +85,10 @@ async def memory(system, http) -> dict:
     """Bytes kept per token of four long sessions, and the work of early and late turns."""
     process = system.process
     turns, sessions = 60, 4
+    warm = [{"role": "user", "content": text_of(20_000)}]  # what any first request leaves behind
+    for n in range(8):
+        body = {"model": "tiny", "messages": warm, "max_tokens": 20}
+        await http.post(f"{await system.open(f'warm-{n}')}/chat/completions", json=body)
     urls = [await system.open(f"memory-{n}") for n in range(sessions)]
     histories = [[{"role": "user", "content": f"{n}"}] for n in range(sessions)]
     await asyncio.sleep(0.5)
