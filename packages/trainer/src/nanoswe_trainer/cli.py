@@ -177,18 +177,18 @@ def main() -> None:
         click.echo(f"error: {missing}", err=True)
         sys.exit(2)
     except Exception as error:
-        if not _expected(error):
+        if not (known := _root(error)):
             raise
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {known}", err=True)
         sys.exit(2)
 
 
-def _expected(error: BaseException) -> bool:
+def _root(error: BaseException) -> BaseException | None:
     """Errors that name themselves: ours by class, and the operating system's (a full disk)."""
     if isinstance(error, BaseExceptionGroup):
-        return len(error.exceptions) == 1 and _expected(error.exceptions[0])
+        return _root(error.exceptions[0]) if len(error.exceptions) == 1 else None
     ours = type(error).__module__.startswith("nanoswe_")
-    return ours or isinstance(error, OSError)
+    return error if ours or isinstance(error, OSError) else None
 
 
 if __name__ == "__main__":
