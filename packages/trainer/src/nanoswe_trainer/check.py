@@ -34,7 +34,7 @@ def memory(recipe: TrainRecipe, decoder: Decoder) -> tuple[float, float]:
     layers = config.num_hidden_layers
     kept = config.hidden_size * layers + inside if cluster.recompute else inside * layers
     root = 2 * config.vocab_size * config.hidden_size  # embeddings and head are whole in a step
-    gathered = width * (parameters / layers + root) if cluster.ranks > 1 else 0.0
+    gathered = width * (parameters / layers + root) * (cluster.ranks > 1)
     passing = kept * cluster.max_tokens * width + 3 * 4 * CHUNK_LOGITS + gathered
     return lasting / cluster.ranks, passing
 
@@ -45,9 +45,8 @@ def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
     missing = list(_files(recipe, facts))
     cluster, gpus = recipe.cluster, torch.cuda.device_count()
     facts.append(f"{cluster.ranks} ranks, " + ("a GPU each, from the first" if gpus else "on CPUs"))
-    served = "in this process"
-    if cluster.engine == "vllm":
-        served = " ".join((f"vLLM by {cluster.vllm},", *cluster.vllm_options))
+    by_vllm = " ".join((f"vLLM by {cluster.vllm},", *cluster.vllm_options))
+    served = by_vllm if cluster.engine == "vllm" else "in this process"
     facts.append(f"engine: {served}; up to {recipe.eval.concurrency} trials at once")
     if recipe.init and recipe.cluster.bf16 and gpus < cluster.ranks:
         missing.append(f"{cluster.ranks} GPUs for the ranks: {gpus} found; without, it is too slow")

@@ -26,7 +26,6 @@ from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.worker import Worker, open_worker
 
 CALL_SEC = 1800.0  # of one method on all ranks; a full step of an 8B model takes minutes
-LINGER_SEC = 5.0  # after a failure: who else has something to say
 Submit = Callable[[str, tuple, dict], Future]  # a method of one rank
 
 
@@ -46,7 +45,7 @@ class Ranks:
             done, _ = wait_for(asked, CALL_SEC, FIRST_EXCEPTION)
             if len(done) == len(asked) and not any(f.exception() for f in asked):
                 return asked[0].result()
-            wait_for(asked, LINGER_SEC)
+            wait_for(asked, 5)  # who else has something to say
             said = [f"rank {i}: {_why(f)}" for i, f in enumerate(asked)]
             raise RankError(f"`{method}` failed on {'; '.join(filter(None, said))}")
 

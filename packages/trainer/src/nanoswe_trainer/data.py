@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.nano import BUGS, NanoCase, cases, fix_command
-from nanoswe_proxy.render.base import Encoded
+from nanoswe_proxy.render.types import Encoded
 from nanoswe_proxy.trajectory import Provenance, Trajectory
 from nanoswe_trainer.algo import group_advantages, token_weights, trusted_reward
 from nanoswe_trainer.pack import Row

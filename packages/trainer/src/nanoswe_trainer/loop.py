@@ -209,8 +209,8 @@ async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:
     if first is None:
         return
     train = recipe.train
-    reference = run.folder / "reference" if train.kl else train.teacher
-    reference = reference.absolute() if reference else None
+    teacher = train.teacher and train.teacher.absolute()
+    reference = run.folder / "reference" if train.kl else teacher
     if train.kl and not first:
         await run.in_compute(run.worker.export, run.folder / "reference")
     run.begin("rl", reference=reference, learning_rate=train.learning_rate)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nanoswe_proxy.render.base import Encoded, Renderer
+from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.render.types import Encoded
 from nanoswe_trainer.data import conversation, demonstrations, sft_rows
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.transcripts import Example, TranscriptError, examples

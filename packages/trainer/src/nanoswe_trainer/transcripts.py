@@ -16,7 +16,8 @@ from typing import Any
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_proxy import wire
 from nanoswe_proxy.errors import ProxyError
-from nanoswe_proxy.render.base import Encoded, Renderer
+from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.render.types import Encoded
 from nanoswe_proxy.trajectory import SCHEMA, from_json
 
 SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}
