@@ -177,6 +177,13 @@ def test_bombs_are_refused(tmp_path: Path, what: str) -> None:
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["names"]
 
 
+def test_a_packed_archive_larger_than_it_looks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "image.tar").write_bytes(gzip.compress(layer(("zero", bytes(3 * 2**20)))))
+    with pytest.raises(UnpackError, match="more bytes"):
+        unpack(str(tmp_path / "image.tar"), tmp_path / "store", max_gb=2 / 1024)
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["names"]
+
+
 def test_an_opaque_mark_spares_what_came_with_it(tmp_path: Path) -> None:
     low = layer(("d", DIR), ("d/e", DIR), ("d/e/low", b""), ("d/low", b""))
     high = layer(("d/e/high", b""), ("d/.wh..wh..opq", b""), ("d/last", b""))

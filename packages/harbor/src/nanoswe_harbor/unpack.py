@@ -39,8 +39,11 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
     with tempfile.TemporaryDirectory(dir=store, prefix=".part-") as scratch:
         try:
             if Path(source).is_file():
+                outer = Budget(max_gb * GIB)  # it may be compressed, and larger than it looks
                 with tarfile.open(source) as archive:
-                    archive.extractall(scratch, filter="data")
+                    for member in archive:
+                        outer.take(member.size)
+                        archive.extract(member, scratch, filter="data")
                 names, config, layers = _read(Path(scratch))
             else:
                 asyncio.run(_pull(source, registry, pulled))
