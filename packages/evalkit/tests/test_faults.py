@@ -53,7 +53,9 @@ def _daemon() -> Iterator[tuple[dict[str, str], Any]]:
     """A Docker daemon of the test's own, and what kills it and starts it again."""
     folder = Path(tempfile.mkdtemp(prefix="nd"))  # a socket's path is short
     host = f"unix://{folder}/d.sock"
-    argv = ["dockerd", "-H", host, "--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
+    # A network of its own: a daemon without a bridge removes docker0, be it another daemon's.
+    argv = ["unshare", "--net", "dockerd", "-H", host]
+    argv += ["--data-root", f"{folder}/data", "--exec-root", f"{folder}/exec"]
     argv += ["--pidfile", f"{folder}/pid", "--bridge=none", "--iptables=false", "--ip6tables=false"]
     env = {**os.environ, "DOCKER_HOST": host}
     running: list[subprocess.Popen[Any]] = []
