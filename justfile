@@ -79,10 +79,10 @@ test:
 ci:
     @.ci/run
 
-# What CI does not run yet: forgeries, OpenHands, real clients, a vLLM server before the proxy
+# What CI does not run or runs in part: all forgeries, all agents, templates, a vLLM server before proxy and trainer
 [group('develop')]
 interop:
-    @nox --session "interop(evalkit)" agents clients openhands vllm
+    @nox --session "interop(evalkit)" "interop(trainer)" agents clients openhands ray vllm parity
 
 # Full counts and benchmarks, by hand
 [group('develop')]
