@@ -175,6 +175,9 @@ def test_refuses_what_is_no_run(tmp_path: Path) -> None:
 def test_without_the_texts_of_its_tokens_a_trial_shows_its_messages(tmp_path: Path) -> None:
     training_run(tmp_path, tasks=1, attempts=1, steps=1)
     assert gather(tmp_path)["vocabulary"] == {i: TEXTS[i] for i in range(1, 6)}
+    # a model's vocabulary is padded, and an untrained one samples ids that no text has
+    (tmp_path / "tokens.json").write_text(json.dumps(TEXTS[:5]))
+    assert gather(tmp_path)["vocabulary"][5] == "⟨5⟩"
     (tmp_path / "tokens.json").unlink()
     facts = gather(tmp_path)
     assert facts["vocabulary"] == {} and not any(t["rows"] for t in facts["shown"])

@@ -41,7 +41,7 @@ cluster: {engine: vllm, max_context: 256, train_threads: 1}
 
 def served(decoder: Decoder, folder: Path, compute: ThreadPoolExecutor):
     return serve_vllm(
-        Worker(decoder), folder, Path(sys.executable), ["--enforce-eager"], max_context=256,
+        Worker(decoder), folder, sys.executable, ["--enforce-eager"], max_context=256,
         slots=8, bf16=False, version=0, compute=compute,
     )  # fmt: skip
 

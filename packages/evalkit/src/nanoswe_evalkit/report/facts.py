@@ -136,7 +136,8 @@ def _transcripts(folder: Path, phases: Phases) -> tuple[list[dict[str, Any]], di
     """(the chosen trials, token id → text)"""
     chosen = _choose(phases)
     names, rows, path = {trial.trial_id for _, trial in chosen}, {}, folder / "tokens.json"
-    texts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    texts = dict(enumerate(listed))  # a model may have, and sample, ids without a text
     for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1", dict):
         if record["trial_id"] in names:
             rows[record["trial_id"]] = record["samples"] if texts else []
@@ -149,7 +150,7 @@ def _transcripts(folder: Path, phases: Phases) -> tuple[list[dict[str, Any]], di
         left -= sum(len(s["tokens"]) for s in samples) + len(json.dumps(messages)) // 4
         if left < 0:
             break
-        vocabulary |= {i: texts[i] for sample in samples for i in sample["tokens"]}
+        vocabulary |= {i: texts.get(i, f"⟨{i}⟩") for sample in samples for i in sample["tokens"]}
         tokens = [_row(sample) for sample in samples]
         shown.append({**_trial(trial), "phase": phase, "rows": tokens, "messages": messages})
     return shown, vocabulary
