@@ -37,7 +37,7 @@ NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")
 AGENT_TESTS = [f"packages/evalkit/tests/test_{n}.py" for n in ("openhands", "agents", "proxied")]
 TYPING = ("mypy>=1.13", "types-PyYAML", "types-docker")
 RUFF = "ruff>=0.9"
-CODE = ("packages", "tests", "tools", "noxfile.py")
+CODE = ("packages", "tests", "tools", "benchmarks", "noxfile.py")
 packages = nox.parametrize("package", list(SIBLINGS), ids=list(SIBLINGS))
 
 nox.options.default_venv_backend = "venv"

@@ -63,8 +63,9 @@ def main() -> None:
         peer_wall, peer_cpu = timed(peer, "-c", PEER, source, adapter, str(two))
         sys.stdout.write(
             f"ours: {written(one)} in {wall:.1f} s wall, {cpu:.1f} s CPU;"
-            f" {again:.1f} s when nothing has changed\nupstream's adapter: {written(two)} in {peer_wall:.1f} s wall,"
-            f" {peer_cpu:.1f} s CPU\nCPU seconds, theirs / ours: {peer_cpu / cpu:.2f}\n"
+            f" {again:.1f} s when nothing has changed\n"
+            f"upstream's adapter: {written(two)} in {peer_wall:.1f} s wall, {peer_cpu:.1f} s CPU\n"
+            f"CPU seconds, theirs / ours: {peer_cpu / cpu:.2f}\n"
         )
 
 

@@ -20,10 +20,12 @@ HEAVY = {
     "netcdf4": 20, "fonttools": 20, "lxml": 18, "sphinx": 13, "pillow": 12, "h5py": 12,
     "cryptography": 11,
 }  # fmt: skip
-SYSTEM_MIB = {"texlive": 1500, "openjdk-17-jdk": 480, "build-essential": 330, "ffmpeg": 420,
-              "imagemagick": 120, "cmake": 160, "graphviz": 60, "locales": 17, "pipx": 60}  # fmt: skip
-# MiB of the repositories with all their history (shared/data: repo_snapshots.json; Verified's three largest by size
-# of their fetch), of which every checkout is made: an environment image has none.
+SYSTEM_MIB = {
+    "texlive": 1500, "openjdk-17-jdk": 480, "build-essential": 330, "ffmpeg": 420,
+    "imagemagick": 120, "cmake": 160, "graphviz": 60, "locales": 17, "pipx": 60,
+}  # fmt: skip
+# MiB of the repositories with all their history, of which every checkout is made (Verified's three
+# largest by the size of their fetch): an environment image has none.
 MIRRORS = {"verified": 3458, "swegym": 2020}
 OTHERS = {
     "verified": "official 189 GiB, best public set 30 GiB",

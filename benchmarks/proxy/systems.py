@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,7 +106,7 @@ class Ours:
         self.process.stop()
 
 
-class Peer:
+class Peer(ABC):
     """A peer's server on a port of its own, from the environment that has it."""
 
     name, module, pattern, probe = "", "", r"(running on)", "/health"
@@ -117,8 +118,8 @@ class Peer:
         python = peer_python(self.module)
         self.process = Process([python, *map(str, self.command())], self.pattern, **OFFLINE)
 
-    def command(self) -> list:
-        raise NotImplementedError
+    @abstractmethod
+    def command(self) -> list: ...
 
     async def start(self) -> None:
         await self.process.url()

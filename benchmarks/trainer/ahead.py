@@ -1,4 +1,4 @@
-"""What sampling ahead gains where trials wait: the same recipe with `train.depth` 0 and 1, in turns.
+"""What sampling ahead gains where trials wait: one recipe with `train.depth` 0 and 1, in turns.
 
 The hidden tests of nano tasks are made to sleep, lognormally about `--sleep` seconds, as real test
 suites do while the cores are idle. Prints seconds a step (median), the share of time the trainer
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from result import tell
 
 from nanoswe_harbor.convert import convert_nano
 
@@ -68,9 +70,7 @@ def main() -> None:
         statistics.median(r["step_sec"] for r in rows if r["depth"] == depth) for depth in (0, 1)
     )
     result = {"sleep_sec": options.sleep, "runs": rows, "speedup": sync / ahead}
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    tell(result, options.out)
 
 
 if __name__ == "__main__":

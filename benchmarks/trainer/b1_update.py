@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from result import tell
 
 from nanoswe_trainer import tiny
 from nanoswe_trainer.algo import group_advantages, policy_loss
@@ -176,10 +177,7 @@ def main() -> None:
         "share_of_gemm": round(work / middle["ours"] / rate, 3), "torch": torch.__version__,
         "all": found,
     }  # fmt: skip
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out:
-        options.out.write_text(text + "\n")
+    tell(result, options.out)
 
 
 if __name__ == "__main__":

@@ -7,16 +7,15 @@ as a loop without an engine does. The same random weights, prompts and lengths; 
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from result import tell
 from transformers import AutoModelForCausalLM
 
 from nanoswe_proxy.engine.base import Sampling
@@ -105,10 +104,7 @@ def main() -> None:
     result = {"tokens": tokens, "cpu_sec": middle,
               "tokens_per_cpu_sec": {s: round(tokens / t) for s, t in middle.items()},
               "ratio": round(middle["transformers"] / middle["ours"], 2), "all": found}  # fmt: skip
-    text = json.dumps(result, indent=1)
-    sys.stdout.write(text + "\n")
-    if options.out:
-        options.out.write_text(text + "\n")
+    tell(result, options.out)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import matplotlib
+from matplotlib import pyplot
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "nano-swe"  # the same file from the same numbers
-from matplotlib import pyplot
-
 HERE = Path(__file__).parent
 OURS, PEER = "#2a6f97", "#adb5bd"
 

@@ -116,12 +116,8 @@ class Sandbox(ABC):
     async def _finish(self, running: Running) -> None:
         """Kill a command that still runs and what it left; wait for its output."""
 
-    async def _kill_all(self) -> None:
-        """Kill whatever runs in it but what makes it a sandbox."""
-        raise NotImplementedError
-
     def _terminal(self, command: Command) -> AbstractAsyncContextManager[int]:
-        """A terminal with a command in it, as a file descriptor."""
+        """A terminal with a command, as a file descriptor; all that runs here ends with it."""
         raise SandboxError("this sandbox has no shell; choose bwrap or docker")
 
     @asynccontextmanager
@@ -140,7 +136,6 @@ class Sandbox(ABC):
                 yield terminal
             finally:
                 self._shells -= 1
-                await asyncio.shield(self._kill_all())
 
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] = NO_ENV,

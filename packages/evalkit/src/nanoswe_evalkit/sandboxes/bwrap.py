@@ -174,6 +174,7 @@ class BwrapSandbox(Sandbox):
                 yield terminal
             finally:
                 del self._inside[process.pid]
+                await asyncio.shield(self._kill_all())
                 await process.wait()
         finally:
             os.close(terminal)

@@ -165,6 +165,7 @@ class DaytonaSandbox(Sandbox):
                 far.setblocking(True)
                 yield far.fileno()
             finally:
+                await asyncio.shield(self._kill_all())
                 typing.cancel()
                 await terminal.disconnect()
 

@@ -84,6 +84,7 @@ class DockerSandbox(Sandbox):
         try:
             yield terminal._sock.fileno()
         finally:
+            await asyncio.shield(self._kill_all())
             _close(terminal)
 
     async def _exec(
