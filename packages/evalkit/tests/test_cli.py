@@ -62,7 +62,7 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("run", "nosuch"), "nosuch.yaml: cannot be read; recipes/eval has: none"),
+        (("run", "nosuch"), "nosuch.yaml: cannot be read; recipes in recipes/eval: none"),
         (("run", "r.yaml", "agent.kind=nano"), "needs model.base_url"),
         (("run", "r.yaml", "eval.k=[9]"), "raise eval.attempts"),
         (("run", "r.yaml", "agent.kind=command", "model.base_url=x"), "needs agent.command"),

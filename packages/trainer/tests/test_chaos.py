@@ -99,15 +99,16 @@ def test_another_task_is_refused_another_machine_is_not(recipe: Path, tmp_path: 
     assert again.returncode == 0, again.stderr
     assert "resuming" in again.stderr
     assert losses(tmp_path / "chaos") == pytest.approx(losses(tmp_path / "a/chaos"), rel=1e-5)
-    issue = next(recipe.parent.glob("train/*/instruction.md"))
-    before = issue.read_text()
-    issue.write_text(before + "\nAnd be quick.\n")
-    try:
-        refused = start(recipe, tmp_path)
-    finally:
-        issue.write_text(before)
-    assert refused.returncode == 2
-    assert "from other data" in refused.stderr and len(refused.stderr.splitlines()) == 1
+    for split in ("train", "heldout"):
+        issue = next(recipe.parent.glob(f"{split}/*/instruction.md"))
+        before = issue.read_text()
+        issue.write_text(before + "\nAnd be quick.\n")
+        try:
+            refused = start(recipe, tmp_path)
+        finally:
+            issue.write_text(before)
+        assert refused.returncode == 2
+        assert "from other data" in refused.stderr and len(refused.stderr.splitlines()) == 1
 
 
 def test_the_trainer_alone_replays_a_step_from_its_records(recipe: Path, tmp_path: Path) -> None:

@@ -11,8 +11,17 @@ from nanoswe_evalkit.recipe import load_recipe
 from nanoswe_harbor.convert import convert_nano
 from nanoswe_trainer.check import GIB, memory
 from nanoswe_trainer.cli import cli
-from nanoswe_trainer.model import Decoder, ModelConfig, read_config, save_decoder
+from nanoswe_trainer.model import (
+    Decoder,
+    ModelConfig,
+    ModelError,
+    initialise,
+    read_config,
+    save_decoder,
+)  # fmt: skip
+from nanoswe_trainer.pack import Row
 from nanoswe_trainer.recipe import TrainRecipe
+from nanoswe_trainer.worker import nll, open_worker
 
 RECIPES = sorted(Path(__file__).parents[3].glob("recipes/*/*.yaml"))
 RECIPES = [path for path in RECIPES if path.parent.name in ("train", "sft")]
@@ -97,12 +106,33 @@ def test_the_estimate_by_hand(place: Path) -> None:
     assert memory(plain, decoder)[1] > 10 * passing
 
 
-def test_what_lasts_is_what_a_worker_holds(place: Path) -> None:
-    config = ModelConfig(vocab_size=400)
-    decoder = Decoder(config)
-    save_decoder(decoder, place / "m")
-    recipe = TrainRecipe(name="r", tasks={"path": "."})
-    count = sum(p.numel() for p in decoder.parameters())
-    assert memory(recipe, decoder)[0] == 16 * count
-    with_kl = TrainRecipe(name="r", tasks={"path": "."}, train={"kl": 0.1})
-    assert memory(with_kl, decoder)[0] == 20 * count
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_what_lasts_is_what_a_worker_holds(place: Path, kl: float) -> None:
+    save_decoder(initialise(ModelConfig(vocab_size=400), 0), place / "m")
+    recipe = TrainRecipe(name="r", tasks={"path": "."}, train={"kl": kl})
+    worker = open_worker(recipe, place / "m")
+    worker.begin(learning_rate=1e-6, reference=place / "m" if kl else None)
+    worker.step([Row((1, 2, 3), (0.0, 1.0, 1.0))], nll)
+    decoders = list(filter(None, (worker.decoder, worker.reference)))
+    held = [p for decoder in decoders for p in decoder.parameters()]
+    held += list(worker.decoder.parameters())  # a gradient each, in a step
+    for state in worker.optimizers[0].state.values():
+        held += [value for name, value in state.items() if name != "step"]
+    assert memory(recipe, worker.decoder)[0] == 4 * sum(tensor.numel() for tensor in held)
+
+
+def test_a_teacher_counts_at_its_own_size(place: Path) -> None:
+    for name, layers in (("m", 1), ("t", 5)):
+        save_decoder(Decoder(ModelConfig(vocab_size=400, num_hidden_layers=layers)), place / name)
+    with torch.device("meta"):
+        small, large = (Decoder(read_config(place / name)) for name in ("m", "t"))
+    count = [sum(p.numel() for p in decoder.parameters()) for decoder in (small, large)]
+    train = {"preset": "distill", "teacher": place / "t"}
+    recipe = TrainRecipe(name="r", tasks={"path": "."}, train=train)
+    assert memory(recipe, small)[0] == 16 * count[0] + 4 * count[1]
+
+
+def test_a_torn_configuration_is_one_line(place: Path) -> None:
+    (place / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ModelError, match=r"config\.json: not a model's configuration"):
+        read_config(place)

@@ -3,15 +3,18 @@
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_trainer.engine.local import LocalEngine
+from nanoswe_trainer.engine.vllm import VllmEngine
 from nanoswe_trainer.logprob import token_logprobs
 from nanoswe_trainer.model import Decoder
 from nanoswe_trainer.pack import Row, pack
+from nanoswe_trainer.worker import Worker
 
 STOP = 49
 
@@ -43,6 +46,26 @@ async def two_turns(
     second = await turn(engine, session, ids)
     await engine.release(session)
     return ids + [s.token for s in second], first + second
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")  # norms keep their weights in fp32
+def test_logprobs_in_bf16_stay_near_the_trainers(
+    small: Decoder, compute: ThreadPoolExecutor
+) -> None:
+    ids = prompt(1, 45)
+
+    async def main() -> list[Sampled]:
+        engine = LocalEngine(small, slots=4, max_context=96, compute=compute, bf16=True)
+        return await turn(engine, "a", ids, 20)
+
+    drawn = asyncio.run(main())
+    row = Row((*ids, *(s.token for s in drawn)), (0.0,) * len(ids) + (1.0,) * len(drawn))
+    sampled = torch.tensor([s.logprob for s in drawn])
+    with torch.no_grad():
+        half, _ = token_logprobs(small, pack([row]), bf16=True)
+        full, _ = token_logprobs(small, pack([row]))
+    assert 5e-6 < (full - sampled).abs().max() < 0.3  # fp32 differs by less than 2e-6
+    assert (half - sampled).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
@@ -185,3 +208,15 @@ def test_context_is_a_hard_limit(small: Decoder, compute: ThreadPoolExecutor) ->
                 await turn(engine, "b", bad)
 
     asyncio.run(main())
+
+
+def test_a_resumed_run_keeps_the_weights_it_goes_on_with(
+    small: Decoder, compute: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    """Killed at version 7, resumed at 5: what is there of the later ones goes, not what is new."""
+    for version in (6, 7):
+        (tmp_path / f"{version:06}").mkdir()
+    engine = VllmEngine(Worker(small), tmp_path, [], "float32", 96, compute)
+    for version, left in ((5, ["000005"]), (6, ["000005", "000006"]), (7, ["000006", "000007"])):
+        assert (engine._write(version) / "model.safetensors").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == left

@@ -47,3 +47,10 @@ def test_only_the_additions_learn_and_the_export_is_merged(model_dir: Path, tmp_
     whole.save(tmp_path / "w", checkpoint.Position("rl", 4), "d", {}, optimizers=False)
     sizes = [next((tmp_path / n).glob("*.pt")).stat().st_size for n in "cw"]
     assert sizes[0] < sizes[1] / 2
+
+
+def test_with_muon_nothing_is_left_for_adamw(model_dir: Path) -> None:
+    tuned = worker(model_dir, 4)
+    tuned.begin(learning_rate=1e-2, muon_learning_rate=1e-2)
+    losses = [tuned.step(ROWS, nll)["loss"] for _ in range(4)]
+    assert losses[-1] < losses[0] and len(tuned.optimizers) == 1

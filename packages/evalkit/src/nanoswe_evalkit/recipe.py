@@ -130,8 +130,9 @@ def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        there = ", ".join(sorted(p.stem for p in source.parent.glob("*.yaml"))) or "none"
-        raise EvalkitError(f"{source}: cannot be read; {source.parent} has: {there}") from error
+        names = ", ".join(sorted(p.stem for p in source.parent.glob("*.yaml"))) or "none"
+        text = f"{source}: cannot be read; recipes in {source.parent}: {names}"
+        raise EvalkitError(text) from error
     except yaml.YAMLError as error:
         raise EvalkitError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):

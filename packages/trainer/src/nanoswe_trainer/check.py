@@ -25,7 +25,9 @@ def memory(recipe: TrainRecipe, decoder: Decoder) -> tuple[float, float]:
     config, cluster = decoder.config, recipe.cluster
     parameters = sum(p.numel() for p in decoder.parameters())
     learned = sum(p.numel() for p in decoder.parameters() if p.requires_grad)
-    frozen = parameters if recipe.train.kl or recipe.train.teacher else 0
+    frozen = parameters if recipe.train.kl else 0
+    if recipe.train.teacher:
+        frozen = _parameters(recipe.train.teacher)
     lasting = 4 * (parameters + frozen) + 12 * learned
     width = 2 if cluster.bf16 else 4
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
@@ -39,6 +41,11 @@ def memory(recipe: TrainRecipe, decoder: Decoder) -> tuple[float, float]:
     return lasting / cluster.ranks, passing
 
 
+def _parameters(folder: Path) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(read_config(folder)).parameters())
+
+
 def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
     """(what is where, what is missing)"""
     facts: list[str] = []
@@ -50,7 +57,11 @@ def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
     facts.append(f"engine: {served}; up to {recipe.eval.concurrency} trials at once")
     if recipe.init and recipe.cluster.bf16 and gpus < cluster.ranks:
         missing.append(f"{cluster.ranks} GPUs for the ranks: {gpus} found; without, it is too slow")
-    if recipe.init and (recipe.init / "config.json").exists():
+    served_here = cluster.engine == "vllm" and "://" not in cluster.vllm
+    if served_here and 1 < gpus <= cluster.ranks:
+        missing.append(f"a GPU for vLLM: the ranks take all {gpus}; fewer cluster.ranks")
+    configs = [f / "config.json" for f in (recipe.init, recipe.train.teacher) if f]
+    if recipe.init and all(file.exists() for file in configs):
         config = read_config(recipe.init)
         with torch.device("meta"):
             decoder = Decoder(config)
@@ -60,11 +71,19 @@ def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
         billions = sum(p.numel() for p in decoder.parameters()) / 1e9
         text = f"{lasting / GIB:.1f} GiB that last, up to {passing / GIB:.1f} in a step"
         facts.append(f"{billions:.2f} B parameters; a rank needs {text}")
-        room = torch.cuda.mem_get_info()[1] if gpus else 0
+        room = torch.cuda.mem_get_info()[1] if gpus else 0.0
+        if served_here and gpus == 1:  # they share it
+            room *= 1 - _share(cluster.vllm_options)
         if room and lasting + passing > room:
             advice = "cluster.recompute, a smaller cluster.max_tokens, more ranks, or cluster.lora"
             missing.append(f"memory: a GPU has {room / GIB:.0f} GiB; {advice}")
     return facts, missing
+
+
+def _share(options: tuple[str, ...]) -> float:
+    """Of a GPU's memory, what vLLM takes."""
+    flag = "--gpu-memory-utilization"
+    return float(options[options.index(flag) + 1]) if flag in options[:-1] else 0.9
 
 
 def _files(recipe: TrainRecipe, facts: list[str]) -> Iterator[str]:

@@ -66,6 +66,7 @@ class Run:
         self.tracker, self.view = tracker, view
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self.tasks: list[Task] = []
+        self.heldout: list[Task] = []
         if recipe.has_trials:
             self.tasks = recipe.tasks.chosen(load_tasks(recipe.tasks.path))
             heldout = load_tasks(recipe.tasks.path.parent / recipe.train.heldout)
@@ -78,7 +79,8 @@ class Run:
         every = range(tokens.get_vocab_size())
         texts = [tokens.decode([i], skip_special_tokens=False) for i in every]
         (folder / "tokens.json").write_text(json.dumps(texts))
-        self.checkpoints, self.digest = folder / "checkpoints", digest(recipe, self.tasks)
+        self.checkpoints = folder / "checkpoints"
+        self.digest = digest(recipe, [*self.tasks, *self.heldout])
         found = checkpoint.load(self.checkpoints, self.digest)
         self.position, state = found or (checkpoint.Position(STAGES[0], 0), {})
         self.ledger, self.resumes = state.get("ledger"), bool(found)
@@ -179,12 +181,15 @@ async def eval_stage(run: Run, stage: str, step: int, rollouts: Rollouts) -> dic
 @asynccontextmanager
 async def open_engine(run: Run) -> AsyncIterator[TrainedEngine]:
     """The recipe's engine over the run's weights, at the version where RL stands."""
-    cluster, version = run.recipe.cluster, run.pending("rl") or 0
+    cluster, at = run.recipe.cluster, run.pending("rl")
+    version = run.recipe.train.steps if at is None else at
     sizes = {"slots": run.recipe.eval.concurrency, "max_context": cluster.max_context}
     weights = run.folder / "weights"
     if cluster.engine == "local":
         alone = isinstance(run.worker, Worker)
         decoder = run.worker.decoder if alone else load_decoder(run.model_dir)
+        if not alone and (gpus := torch.cuda.device_count()):
+            decoder = decoder.to(f"cuda:{min(cluster.ranks, gpus - 1)}")  # after the ranks'
         engine = LocalEngine(decoder, compute=run.compute, bf16=cluster.bf16, **sizes)
         if not alone:  # it takes the ranks' weights from a file
 
@@ -270,7 +275,8 @@ async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View
                 if recipe.has_trials:
                     summary = await trial_stages(run)
             finally:
-                run.compute.shutdown(cancel_futures=True)
+                # a step of ranks may hang: they are killed next, which ends it
+                run.compute.shutdown(wait=isinstance(run.worker, Worker), cancel_futures=True)
             run.worker.export(folder / "export")
         for path in run.model_dir.iterdir():  # the tokenizer's files and the chat template
             target = folder / "export" / path.name

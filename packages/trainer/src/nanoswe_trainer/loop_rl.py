@@ -5,7 +5,7 @@ one optimizer step on exactly the tokens that were sampled. `sched` decides whic
 `depth` 0 all of them are sampled by the present weights, and the same recipe gives the same
 numbers, killed and resumed or not; with more, sampling runs ahead of training by a bounded number
 of versions. Groups are numbered: group n tries task n, round and round, and a batch is in the order
-of its groups. Left out, on purpose: a KL model, several updates a batch.
+of its groups. Left out, on purpose: several updates a batch.
 """
 
 import asyncio

@@ -218,8 +218,11 @@ def initialise(config: ModelConfig, seed: int) -> Decoder:
 def read_config(folder: Path) -> ModelConfig:
     """config.json with RoPE's settings in one place, whichever transformers wrote it."""
     file = folder / "config.json"
-    raw = json.loads(file.read_text())
-    kind = raw.get("model_type")
+    try:
+        raw = json.loads(file.read_text())
+        kind = raw.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{file}: not a model's configuration ({error})") from error
     if kind not in KINDS:
         raise ModelError(f"{file}: model_type {kind!r} is not supported, only {', '.join(KINDS)}")
     fine = {"use_sliding_window": (False,), "attention_bias": (False, None), "mlp_bias": (False,),

@@ -81,8 +81,10 @@ class Worker:
             text = "Muon needs whole matrices: set sft.muon_learning_rate=0, or cluster.ranks=1"
             raise WorkerError(text)
         rest = [p for _, p in named if id(p) not in chosen]
-        adamw = torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-        self.optimizers = [adamw]
+        self.optimizers = []
+        if rest:  # LoRA's additions are matrices of blocks, all of them
+            adamw = torch.optim.AdamW(rest, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+            self.optimizers.append(adamw)
         if chosen:
             self.optimizers.append(Muon(matrices, muon_learning_rate))
         self.base_rates = [o.param_groups[0]["lr"] for o in self.optimizers]
@@ -199,7 +201,9 @@ class Worker:
 
         def whole(x: Any) -> Any:
             x = x.full_tensor() if isinstance(x, DTensor) else x
-            return x.detach().cpu() if isinstance(x, Tensor) and self.rank == 0 else x
+            if self.rank:
+                return None  # kept, these would add up to the whole model on each GPU
+            return x.detach().cpu() if isinstance(x, Tensor) else x
 
         return tree_map(whole, state)
 

@@ -215,8 +215,8 @@ class LocalEngine:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self._keys[layer], self._values[layer]
-            keys[rows_B[:, None], :, at_BW] = k.view(count, width, kv, -1)
-            values[rows_B[:, None], :, at_BW] = v.view(count, width, kv, -1)
+            keys[rows_B[:, None], :, at_BW] = k.view(count, width, kv, -1).to(keys.dtype)
+            values[rows_B[:, None], :, at_BW] = v.view(count, width, kv, -1).to(values.dtype)
             # grouped queries become extra rows of their key head, so keys are never repeated
             q = q.view(count, width, kv, repeat, -1).permute(0, 2, 3, 1, 4)
             scores = q.reshape(count, kv, repeat * width, -1) @ keys[rows].transpose(-1, -2)

@@ -11,7 +11,7 @@ up, weights that the server does not speak with.
 import asyncio
 import os
 import shutil
-import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +24,7 @@ import torch
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.engine.remote import RemoteEngine
 from nanoswe_proxy.errors import EngineError
+from nanoswe_trainer.cluster import free_address
 from nanoswe_trainer.pack import Row
 from nanoswe_trainer.worker import Worker
 
@@ -109,27 +110,26 @@ class VllmEngine:
         path = self.folder / f"{self.version:06}"
         if not path.exists():
             path = await self._computed(lambda: self._write(self.version))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        url, log = f"http://127.0.0.1:{port}", self.folder / "vllm.log"
+        address, log = free_address(), self.folder / "vllm.log"
+        url, port = f"http://{address}", address.rpartition(":")[2]
         # a copy, in a folder of nothing else: beside this file `vllm` would be this module
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder)
         env = os.environ | ENV | _free_gpus(self.worker) | {"PYTHONPATH": str(self.folder)}
         with log.open("ab") as file:
             self._process = await asyncio.create_subprocess_exec(
-                *self.command, "--model", str(path), "--port", str(port), env=env,
+                *self.command, "--model", str(path), "--port", port, env=env,
                 stdout=file, stderr=file, start_new_session=True
             )  # fmt: skip
+        deadline = time.monotonic() + START_SEC
         async with httpx.AsyncClient(base_url=url, timeout=5) as client:
-            async with asyncio.timeout(START_SEC):
-                while True:
-                    with suppress(httpx.HTTPError):
-                        if (await client.get("/health")).is_success:
-                            break
-                    if self._process.returncode is not None:
-                        last = log.read_text(errors="replace")[-600:]
-                        raise EngineError(f"vLLM did not start; {log} ends: {last}")
-                    await asyncio.sleep(0.3)
+            while True:
+                with suppress(httpx.HTTPError):
+                    if (await client.get("/health")).is_success:
+                        break
+                if self._process.returncode is not None or time.monotonic() > deadline:
+                    last = log.read_text(errors="replace")[-600:]
+                    raise EngineError(f"vLLM did not start; {log} ends: {last}")
+                await asyncio.sleep(0.3)
         await self._connect(url, path)
 
     async def _connect(self, url: str, model: Path) -> None:
@@ -146,8 +146,8 @@ class VllmEngine:
             await self._server().upstream.close()
             try:
                 await self.start()
-            except (EngineError, OSError, TimeoutError) as error:
-                self.failed = str(error)
+            except (EngineError, OSError) as error:
+                self.failed = str(error) or type(error).__name__
                 break
         else:
             self.failed = f"vLLM died more than {MAX_RESTARTS} times"
@@ -183,8 +183,9 @@ class VllmEngine:
         shutil.rmtree(path, ignore_errors=True)
         self.worker.export(part, half=self.dtype == "bfloat16")
         part.rename(path)
-        for old in sorted(self.folder.glob("[0-9]" * 6))[:-2]:
-            shutil.rmtree(old)
+        for old in self.folder.glob("[0-9]" * 6):  # a resumed run finds later ones too
+            if old.name not in (path.name, f"{version - 1:06}"):
+                shutil.rmtree(old)
         return path
 
     async def _computed(self, function: Callable[[], T]) -> T:
