@@ -65,6 +65,9 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
         (("run", "nosuch"), "nosuch.yaml: cannot be read; recipes in recipes/eval: none"),
         (("run", "r.yaml", "agent.kind=nano"), "needs model.base_url"),
         (("run", "r.yaml", "eval.k=[9]"), "raise eval.attempts"),
+        (("run", "r.yaml", "eval.k=[0]"), "eval.k"),
+        (("run", "r.yaml", "eval.k=[]"), "eval.k"),
+        (("run", "r.yaml", "cluster.backend=ray"), "set sandbox.kind"),
         (("run", "r.yaml", "agent.kind=command", "model.base_url=x"), "needs agent.command"),
         (("run", "r.yaml", "agent.kind=mini", "model.base_url=x"), "./just setup mini makes it"),
         (("report", "nowhere"), "nowhere: holds no trials.jsonl"),
@@ -86,6 +89,16 @@ def test_wrong_input_is_one_line(
     done = _evalkit(tmp_path, *args)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "runs" / "r" / "trials.jsonl").exists()
+
+
+def test_a_proxy_that_is_none_loses_trials_and_says_why(nano: Path, tmp_path: Path) -> None:
+    text = f"name: r\ntasks: {{path: {nano / 'heldout'}}}\nagent: {{kind: oracle}}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    done = _evalkit(tmp_path, "run", "r.yaml", "model.proxy=http://host:port")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    trials = [json.loads(x) for x in (tmp_path / "runs/r/trials.jsonl").read_text().splitlines()]
+    assert trials and all(trial["reward"] is None for trial in trials)
+    assert "a nanoswe-proxy's?" in trials[0]["error"]
 
 
 def test_help() -> None:

@@ -20,6 +20,9 @@ import pytest
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError, NopAgent, OracleAgent
 from nanoswe_evalkit.grading import SharedVerdicts
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
+from nanoswe_evalkit.place import local_trials
+from nanoswe_evalkit.recipe import Recipe
+from nanoswe_evalkit.records import appending
 from nanoswe_evalkit.runner import CloseSession, Gate, OpenSession, read_trials, run_trials
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Sandbox, SandboxError
@@ -269,7 +272,7 @@ def test_equal_patches_share_a_verdict(
     pairs = [(task, agent) for task in tasks[:2] for agent in (OracleAgent(), NopAgent())] * 3
 
     async def main() -> list[Trial]:
-        grade = SharedVerdicts().grade
+        grade = SharedVerdicts(sandboxes.work).grade
         run = partial(run_trial, sandboxes=counting, base_url="", model=ModelConfig("m"))
         return [
             await run(task, i, trial_id=f"t.{i}", agent=agent, grade=grade, grade_empty=True)
@@ -340,3 +343,28 @@ def test_a_session_that_cannot_open_is_our_fault(
         Outcome.INFRA_ERROR, None, "proxy: gone",
     )  # fmt: skip
     assert opened == [0, 1, 2]
+
+
+def test_a_second_run_in_the_same_folder_leaves_the_first_alone(nano: Path, tmp_path: Path) -> None:
+    fields = {"name": "r", "tasks": {"path": nano / "train"}, "sandbox": {"kind": "bwrap"}}
+    recipe, work = Recipe.model_validate(fields), tmp_path / "work"
+
+    async def main() -> None:
+        async with local_trials(work, recipe, ""):
+            (work / "a checkout").mkdir()
+            with pytest.raises(EvalkitError, match="another run is writing it"):
+                async with local_trials(work, recipe, ""):
+                    raise AssertionError
+            assert (work / "a checkout").exists()
+        assert not work.exists()
+
+    asyncio.run(main())
+
+
+def test_what_is_appended_follows_a_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    for before, after in (("", ""), ("a\n", "a\n"), ("a\nb", "a\n"), ("b", "")):
+        path.write_text(before)
+        with appending(path) as file:
+            file.write("c\n")
+        assert path.read_text() == after + "c\n"

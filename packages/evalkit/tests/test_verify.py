@@ -57,6 +57,13 @@ def test_it_names_wrong_labels_flaky_tests_and_does_not_run_again(
     again = _verify(tmp_path, "verify", "nano/train", "--times", "2")
     assert again.returncode == 1 and store.read_bytes() == before
     assert "nano__train-0001: wrong labels " in again.stdout
+    # A killed one may leave half a line.
+    store.write_bytes(before + b'{"schema": "certificate/1", "ta')
+    torn = _verify(tmp_path, "verify", "nano/train", "--times", "2")
+    assert torn.returncode == 1 and store.read_bytes() == before
+    for override in ("agent.kind=nop", "eval.share_verdicts=true"):
+        forged = _verify(tmp_path, "verify", "nano/train", override)
+        assert forged.returncode == 2 and "verify grades the oracle" in forged.stderr
     # Another content is certified anew; the others are not.
     shutil.copy(nano / "train" / "nano__train-0001" / "tests" / "expected.json", expected)
     mended = _verify(tmp_path, "verify", "nano/train", "--times", "2")

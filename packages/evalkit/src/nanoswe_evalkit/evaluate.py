@@ -25,7 +25,7 @@ from nanoswe_evalkit.runner import Gate, read_trials, run_trials
 from nanoswe_evalkit.sessions import proxy_sessions
 from nanoswe_evalkit.tracker import Tracker, progress
 from nanoswe_evalkit.trial import Trial, to_line
-from nanoswe_evalkit.verify import certificates
+from nanoswe_evalkit.verify import certificates, place_of
 from nanoswe_harbor.task import load_tasks
 
 MAX_INFRA_RATE = 0.01
@@ -40,6 +40,8 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
     if recipe.agent.kind == "command" and recipe.sandbox.kind == "daytona":
         raise EvalkitError("no agent lives inside daytona; choose bwrap or docker for it")
+    if recipe.cluster.backend == "ray" and recipe.sandbox.kind == "auto":
+        raise EvalkitError("with ray set sandbox.kind: all nodes use the same")
     if max(recipe.eval.k) > recipe.eval.attempts:
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks, attempts = recipe.tasks.chosen(load_tasks(recipe.tasks.path)), recipe.eval.attempts
@@ -50,7 +52,7 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         kind, run = await stack.enter_async_context(place)
         trajectories = folder / "trajectories.jsonl"
         sessions = proxy_sessions(recipe, trajectories) if recipe.model.proxy else {}
-        held = certificates(tasks, recipe.tasks.path, kind).items()
+        held = certificates(tasks, recipe.tasks.path, place_of(kind, recipe)).items()
         certified = {name for name, held in held if held.verdict == "certified"}
         _claim(folder, recipe)
         config, wandb = recipe.model_dump(mode="json"), recipe.eval.tracker == "wandb"

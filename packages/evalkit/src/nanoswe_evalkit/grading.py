@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import secrets
+import shutil
 import tarfile
 import time
 import zlib
@@ -30,6 +31,7 @@ from nanoswe_harbor.task import Task
 Opened = AbstractAsyncContextManager[Sandbox]
 PATCH_BYTES = 8 * MIB
 LOG_BYTES = 16 * MIB
+DISK_BYTES = 64 * MIB
 # What shells in sandboxes run.
 SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parent.glob("scripts/*.sh")}
 EXTRACT, EVALUATE = SCRIPTS["extract"], SCRIPTS["evaluate"]
@@ -88,12 +90,18 @@ def judge_logs(task: Task, runs: Sequence[Run], dropped: Sequence[str]) -> Verdi
 Grade = Callable[[Task, str, Callable[[], Opened]], Awaitable[Verdict]]
 
 
+def is_full(work: Path) -> bool:
+    """With so little to spare, a verdict is not about the agent."""
+    return work.exists() and shutil.disk_usage(work).free < DISK_BYTES
+
+
 class SharedVerdicts:
     """Grades equal patches of one task once, for as long as it lives; trials of one model repeat
-    each other. A failure of the grader is never shared.
+    each other. A failure of the grader is never shared, nor what a full disk at `work` made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, work: Path) -> None:
+        self._work = work
         self._known: dict[tuple[Path, str], Verdict] = {}
         self._locks: defaultdict[tuple[Path, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -101,7 +109,7 @@ class SharedVerdicts:
         key = task.path, patch
         async with self._locks[key]:
             verdict = self._known.get(key) or await grade_patch(task, patch, pristine)
-            if verdict.outcome is not Outcome.GRADER_ERROR:
+            if verdict.outcome is not Outcome.GRADER_ERROR and not is_full(self._work):
                 self._known[key] = verdict
         return verdict
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from nanoswe_evalkit.agents.runner import RunnerAgent
 from nanoswe_evalkit.grading import SharedVerdicts, grade_patch
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.recipe import AgentSection, Recipe
+from nanoswe_evalkit.records import alone
 from nanoswe_evalkit.runner import Run
 from nanoswe_evalkit.sandboxes import SandboxFactory, pick
 from nanoswe_evalkit.sandboxes.base import MIB
@@ -36,19 +37,25 @@ RAY_OPTIONS = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": "SPREAD"}
 @asynccontextmanager
 async def local_trials(work: Path, recipe: Recipe, api_key: str) -> AsyncIterator[tuple[str, Run]]:
     """(the kind of sandbox, what runs a trial in it); `work` is gone afterwards."""
-    kind = await pick(recipe.sandbox.kind, work)
-    mirror = _mirror(recipe.tasks.path, recipe.tasks.mirror)
-    sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
-    model = recipe.model.config(recipe.seed, api_key)
-    grade = SharedVerdicts().grade if recipe.eval.share_verdicts else grade_patch
-    agent = make_agent(recipe.agent)
-    try:
-        if isinstance(agent, RunnerAgent):
-            await agent.start()
-        yield kind, partial(run_trial, agent=agent, sandboxes=sandboxes, model=model, grade=grade)
-    finally:
-        await agent.close()
-        shutil.rmtree(work, ignore_errors=True)
+    with ExitStack() as stack:
+        work.mkdir(parents=True, exist_ok=True)
+        folder = os.open(work, os.O_RDONLY)
+        stack.callback(os.close, folder)
+        stack.enter_context(alone(folder, work))  # another run's sandboxes may be in it
+        stack.callback(shutil.rmtree, work, ignore_errors=True)
+        kind = await pick(recipe.sandbox.kind, work)
+        mirror = _mirror(recipe.tasks.path, recipe.tasks.mirror)
+        sandboxes = SandboxFactory(kind, work, mirror, recipe.sandbox.limits())
+        model = recipe.model.config(recipe.seed, api_key)
+        grade = SharedVerdicts(work).grade if recipe.eval.share_verdicts else grade_patch
+        agent = make_agent(recipe.agent)
+        parts: dict[str, Any] = {"agent": agent, "sandboxes": sandboxes, "model": model}
+        try:
+            if isinstance(agent, RunnerAgent):
+                await agent.start()
+            yield kind, partial(run_trial, grade=grade, **parts)
+        finally:
+            await agent.close()
 
 
 @asynccontextmanager
@@ -76,13 +83,16 @@ async def ray_trials(recipe: Recipe, api_key: str) -> AsyncIterator[tuple[str, R
             text = " ".join(str(getattr(error, "cause", error)).split())
             raise EvalkitError(f"ray: {text[:500]}") from error
 
-    yield recipe.sandbox.kind, run
-    if ours:
-        ray.shutdown()
+    try:
+        yield recipe.sandbox.kind, run
+    finally:
+        if ours:
+            ray.shutdown()
 
 
 def _run_there(recipe: Recipe, key: str, cwd: Path, task: Task, attempt: int, names: Any) -> Trial:
-    os.chdir(cwd)
+    with suppress(FileNotFoundError):  # relative paths are then the node's own
+        os.chdir(cwd)
     loop, (_, run), *_ = _process(recipe, key)
     return loop.run(run(task, attempt, **names))
 

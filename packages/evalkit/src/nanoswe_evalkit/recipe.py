@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from nanoswe_evalkit.agents.base import ModelConfig
 from nanoswe_evalkit.outcome import EvalkitError
@@ -86,7 +86,7 @@ class ModelSection(Section):
 
 class EvalSection(Section):
     attempts: int = Field(default=1, ge=1)
-    k: tuple[int, ...] = (1,)
+    k: tuple[PositiveInt, ...] = Field(default=(1,), min_length=1)
     concurrency: int = Field(default=4, ge=1, le=256)
     memory_mb: int = Field(default=0, ge=0)
     """Of all trials at once, by what their tasks ask for; 0: unbounded. With ray: see `cluster`."""

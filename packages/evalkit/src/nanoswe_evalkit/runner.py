@@ -8,7 +8,6 @@ of another schema, one that another process is writing, and a task that wants to
 """
 
 import asyncio
-import fcntl
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,7 +19,7 @@ from typing import IO, Any
 
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
-from nanoswe_evalkit.records import read_jsonl
+from nanoswe_evalkit.records import appending, read_jsonl
 from nanoswe_evalkit.trial import SCHEMA, Trial, from_record, to_line
 from nanoswe_harbor.task import Task, package_digest
 
@@ -150,12 +149,5 @@ def _recording(path: Path | None) -> Iterator[tuple[IO[str] | None, list[Trial]]
     if path is None:
         yield None, []
         return
-    with path.open("a", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            text = f"{path}: another run is writing it; wait, or choose a name"
-            raise EvalkitError(text) from error
-        trials = read_trials(path)
-        file.truncate(path.read_bytes().rfind(b"\n") + 1)
-        yield file, trials
+    with appending(path) as file:
+        yield file, read_trials(path)

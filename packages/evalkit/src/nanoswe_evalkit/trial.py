@@ -12,19 +12,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from shutil import disk_usage
 from typing import Any
 
 from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig
 from nanoswe_evalkit.foreign import judge
-from nanoswe_evalkit.grading import Grade, PatchError, Verdict, extract_patch, grade_patch
+from nanoswe_evalkit.grading import Grade, PatchError, Verdict, extract_patch, grade_patch, is_full
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.sandboxes import SandboxFactory
-from nanoswe_evalkit.sandboxes.base import MIB
 from nanoswe_harbor.task import Task
 
 SCHEMA = "trial/1"
-DISK_BYTES = 64 * MIB  # with less to spare, a verdict is not about the agent
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ async def run_trial(
         name = "" if isinstance(failure, EvalkitError) else f"{type(failure).__name__}: "
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{name}{failure}"
     lost = verdict.outcome not in (Outcome.RESOLVED, Outcome.INFRA_ERROR)
-    if lost and sandboxes.work.exists() and disk_usage(sandboxes.work).free < DISK_BYTES:
+    if lost and is_full(sandboxes.work):
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{sandboxes.work}: the disk is full"
     outcome, reward = verdict.outcome, reward_of(verdict.outcome)
     turns = sum(message["role"] == "assistant" for message in messages)

@@ -20,10 +20,10 @@ from typing import Any
 from rich.console import Console
 
 from nanoswe_evalkit.agents.base import NopAgent
-from nanoswe_evalkit.outcome import Outcome
+from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.place import local_trials
 from nanoswe_evalkit.recipe import Recipe
-from nanoswe_evalkit.records import read_jsonl
+from nanoswe_evalkit.records import appending, read_jsonl
 from nanoswe_evalkit.runner import Gate, Run, content_key, run_trials
 from nanoswe_evalkit.tracker import progress
 from nanoswe_evalkit.trial import Trial
@@ -56,6 +56,11 @@ class Certificate:
         return "certified" if all(gold) and not any(nothing) else "flaky"
 
 
+def place_of(kind: str, recipe: Recipe) -> str:
+    """Where a certificate holds: bwrap with this machine's programs is not bwrap with images."""
+    return f"{kind} {recipe.sandbox.images}" if recipe.sandbox.images else kind
+
+
 def certificates(tasks: Sequence[Task], folder: Path, sandbox: str) -> dict[str, Certificate]:
     """Task id → its latest certificate by this harness, for its content and the sandbox."""
     keys = {task.task_id: content_key(task) for task in tasks}
@@ -67,10 +72,14 @@ def certificates(tasks: Sequence[Task], folder: Path, sandbox: str) -> dict[str,
 async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certificate], list[str]]:
     """(the certificates by task, the trials that certify nothing and why)"""
     tasks, times, folder = load_tasks(recipe.tasks.path), recipe.eval.attempts, recipe.tasks.path
+    if recipe.agent.kind != "oracle" or recipe.eval.share_verdicts:
+        text = "verify grades the oracle, each time: leave agent.kind and eval.share_verdicts"
+        raise EvalkitError(text)
     gate, lost = Gate(recipe.eval.concurrency, recipe.eval.memory_mb), list[str]()
-    with TemporaryDirectory(prefix="nanoswe-verify-") as work, (folder / FILE).open("a") as file:
+    with TemporaryDirectory(prefix="nanoswe-verify-") as work, appending(folder / FILE) as file:
         async with local_trials(Path(work) / "work", recipe, "") as (kind, run):
-            known = certificates(tasks, folder, kind)
+            place = place_of(kind, recipe)
+            known = certificates(tasks, folder, place)
             todo = [t for t in tasks if len(getattr(known.get(t.task_id), "gold", ())) < times]
             nop: Run = partial(run, agent=NopAgent(), grade_empty=True)
             with progress(console, f"verify ({kind})", 2 * times * len(todo)) as advance:
@@ -81,7 +90,7 @@ async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certifica
                     bad = [trial for trial in (*both[0], *both[1]) if trial.reward is None]
                     lost.extend(f"{trial.trial_id}: {trial.outcome} {trial.error}" for trial in bad)
                     if not bad:
-                        known[task.task_id] = made = _certify(task, kind, *both)
+                        known[task.task_id] = made = _certify(task, place, *both)
                         file.write(json.dumps(asdict(made)) + "\n")
                         file.flush()
 

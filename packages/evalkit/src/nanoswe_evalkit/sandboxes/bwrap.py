@@ -1,4 +1,4 @@
-"""`bwrap`: rootless, no daemon; one bubblewrap a sandbox, which commands join (about 5 ms each).
+"""`bwrap`: rootless, no daemon; one bubblewrap a sandbox, which commands join.
 
 In: a task, its checkout as the read-only lower layer, limits. Out: exact bytes and exit codes. What
 commands leave in the work directory (an overlay) and in `/tmp` persists until `stop`; what they
@@ -97,11 +97,11 @@ class BwrapSandbox(Sandbox):
     async def _stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        _live_slots.discard(self.slot)
         holder, self._holder = self._holder, None
         if holder is not None:
             _kill(_children(holder.pid) or [holder.pid])  # with its pid 1 the kernel kills the rest
             await holder.wait()
+        _live_slots.discard(self.slot)  # its uid is nobody's now
         if self.scratch is not None:
             await asyncio.to_thread(_remove, self.scratch)
         self.scratch = None

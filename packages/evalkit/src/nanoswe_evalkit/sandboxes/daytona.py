@@ -42,7 +42,7 @@ HINTS = {
 }
 LEAVING = ("destroyed", "destroying")
 EXISTS = (sdk.DaytonaNotFoundError, sdk.DaytonaConflictError)  # or does not
-WAIT_SEC, CREATE_SEC, SPARE_MINUTES = 20, 120, 60
+WAIT_SEC, CREATE_SEC, SNAPSHOT_SEC, SPARE_MINUTES = 20, 120, 3600, 60
 TRIES, MOST_PAUSE_SEC = 6, 60.0
 CREATES_PER_SEC, BURST = 5.0, 10
 _turn = 0.0  # of the next create: all sandboxes share the account's bucket
@@ -210,7 +210,7 @@ async def _snapshot(client: sdk.AsyncDaytona, image: str, limits: Limits) -> str
     digest = content_digest({**files, f"{make.dockerfile()}{gib}": b""})
     name = f"nanoswe-{digest.removeprefix('sha256:')[:32]}"
     made = sdk.CreateSnapshotParams(name=name, image=make, resources=sdk.Resources(memory=gib))
-    while True:
+    for _ in range(SNAPSHOT_SEC):
         try:
             known = await call(lambda: client.snapshot.get(name), *EXISTS)
         except sdk.DaytonaNotFoundError:
@@ -225,6 +225,7 @@ async def _snapshot(client: sdk.AsyncDaytona, image: str, limits: Limits) -> str
         if known.state == "inactive":
             await call(lambda: client.snapshot.activate(name))
         await asyncio.sleep(1)
+    raise SandboxError(f"daytona: snapshot {name} is not ready after {SNAPSHOT_SEC} s")
 
 
 async def _create(
