@@ -122,6 +122,7 @@ def _fixed(kind: str, sandbox: str, nano: Path, tasks: Sequence[Task], work: Pat
         turns = proxy.sealed[trial.trial_id].turns
         assert len(turns) == 3 and trial.turns == 3
         assert trial.agent.get("model_calls", 3) == 3
+        assert 0 < trial.timings["model_sec"] < trial.timings["agent_sec"]
 
 
 @pytest.mark.parametrize("kind", list(RUN))

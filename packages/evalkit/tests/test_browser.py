@@ -13,6 +13,7 @@ from test_report import HOSTILE, training_run, trial
 from nanoswe_evalkit.outcome import Outcome
 from nanoswe_evalkit.report import write_report
 from nanoswe_evalkit.trial import to_line
+from nanoswe_evalkit.verify import CERTIFICATES, Certificate, certificate_line
 
 pytestmark = pytest.mark.interop
 VOID = {"meta", "br", "input", "img", "link"}
@@ -86,11 +87,14 @@ def test_an_evaluation_with_hostile_content(tmp_path: Path) -> None:
         to_line(type(trials[0])(**{**vars(trials[0]), "task_id": HOSTILE, "trial_id": "x"}))
     )
     (tmp_path / "trials.jsonl").write_text("".join(lines))
+    held = Certificate("a__b-1", "k", "bwrap", ("unresolved",), ("unresolved",), (HOSTILE,), ())
+    (tmp_path / CERTIFICATES).write_text(certificate_line(held))
     page = write_report(tmp_path)
     dom = Dom(browse(page, "--dump-dom"))
     assert "5 tasks · 5 trials" in dom.texts["summary"]
     assert "1 trials without a reward (our machinery failed)" in dom.texts["summary"]
     for word in ("avg@1", "no reward as failed", "by repository"):
         assert word in dom.texts["cards"], word
+    assert "certificate" in dom.texts["tasks"] and "nothing resolves it" in dom.texts["tasks"]
     assert HOSTILE in dom.texts["tasks"] and HOSTILE in dom.texts["viewer"]
     assert dom.tags["script"] == 2 and not dom.tags["img"]

@@ -13,6 +13,7 @@ from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
 from nanoswe_evalkit.report import write_report
 from nanoswe_evalkit.report.facts import MAX_TRIALS, gather
 from nanoswe_evalkit.trial import Trial, to_line
+from nanoswe_evalkit.verify import CERTIFICATES, Certificate, certificate_line
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{data}} & \u2028"
 TEXTS = ["", "<|im_start|>user\n", "return ", HOSTILE, "cat stock.py", "<|im_end|>"]
@@ -160,6 +161,23 @@ def test_bare_evaluation_shows_messages(tmp_path: Path) -> None:
     )  # the trial without a reward is not in it
     assert [m["role"] for m in facts["shown"][0]["messages"]] == ["user", "assistant"]
     assert write_report(tmp_path).stat().st_size < 100_000
+
+
+def test_certificates_have_a_card_and_name_what_is_doubtful(tmp_path: Path) -> None:
+    ends = [Outcome.RESOLVED, Outcome.UNRESOLVED, Outcome.UNRESOLVED]
+    trials = [trial(f"a__b-{i}.0", f"a__b-{i}", 0, end) for i, end in enumerate(ends)]
+    (tmp_path / "trials.jsonl").write_text("".join(map(to_line, trials)))
+    good, bad = (("resolved",), ("no_patch",)), (("unresolved",), ("no_patch",))
+    lists: dict[str, Any] = {"wrong_labels": ("t.py::bad",), "flaky_tests": ()}
+    held = [Certificate(f"a__b-{i}", "k", "bwrap", *(good, bad)[i], **lists) for i in range(2)]
+    (tmp_path / CERTIFICATES).write_text("".join(map(certificate_line, held)))
+    facts = gather(tmp_path)
+    cards = {card["label"]: card["values"][0] for card in facts["scores"]}
+    assert cards["avg@1, 1 certified tasks"]["value"] == 1.0 and cards["avg@1"]["tasks"] == 3
+    named = [(task.get("certificate"), task.get("doubts")) for task in facts["tasks"]]
+    assert named == [
+        ("certified", ["t.py::bad"]), ("nothing resolves it", ["t.py::bad"]), (None, None)
+    ]  # fmt: skip
 
 
 def test_refuses_what_is_no_run(tmp_path: Path) -> None:

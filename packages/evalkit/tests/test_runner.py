@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,16 @@ def test_resume_runs_only_what_is_missing(
     assert [t.trial_id for t in again] == [t.trial_id for t in first]
     assert len(path.read_bytes().splitlines()) == 4
     assert _run(sandboxes, tasks[:2], NopAgent(), path)[1] == []
+
+
+def test_waiting_for_a_place_has_a_clock_of_its_own(
+    sandboxes: SandboxFactory, tasks: list[Task]
+) -> None:
+    run = partial(run_trial, agent=FlakyAgent(0), sandboxes=sandboxes, model=ModelConfig("m"))
+    trials = asyncio.run(run_trials(tasks[:2], 2, run=run, gate=Gate(1)))
+    waits = sorted(trial.timings["queue_sec"] for trial in trials)
+    assert waits[0] < 0.1 and all(b - a >= 0.2 for a, b in pairwise(waits))  # each sleeps 0.2 s
+    assert all(trial.timings["total_sec"] < waits[-1] for trial in trials)
 
 
 def test_garbage_in_the_middle_is_refused(

@@ -108,6 +108,7 @@ def test_nano_agent_fixes_a_bug(sandboxes: SandboxFactory, task: Task) -> None:
     replies = [call(f"cat {path}"), call("false"), call(_fix(task)), call("submit")]
     trial, model = _nano(sandboxes, task, replies)
     assert (trial.stop, trial.outcome, trial.turns) == (Stop.FINISHED, Outcome.RESOLVED, 4)
+    assert 0 < trial.timings["model_sec"] < trial.timings["agent_sec"]
     first = model.requests[0]
     assert first["messages"] == [
         {"role": "system", "content": "You fix one bug. Use bash. Say submit when done."},

@@ -77,6 +77,8 @@ def test_it_names_wrong_labels_flaky_tests_and_does_not_run_again(
     summary = json.loads(ran.stdout)
     assert (summary["tasks"], summary["certified"]) == (2, 1)
     assert summary["scores"]["avg@1 certified"]["tasks"] == 1
+    kept = (tmp_path / "runs" / "r" / "certificates.jsonl").read_text().splitlines()
+    assert [json.loads(line)["task_id"] for line in kept] == ["nano__train-0001"]
     assert "1 tasks certified" in _verify(tmp_path, "run", "r.yaml").stdout
 
 

@@ -1,9 +1,9 @@
 """What the commands do: run a recipe, grade a run again.
 
 In: a recipe and a run folder. Out: the run folder's files (recipe.yaml, trials.jsonl,
-metrics.jsonl, with a proxy trajectories.jsonl) and a summary with avg@k and pass@k, over all tasks
-and over certified ones, beside the count of trials without a reward. Refuses (EvalkitError) a run
-folder that holds another recipe, and an agent without a model.
+metrics.jsonl, the certificates that hold here, with a proxy trajectories.jsonl) and a summary with
+avg@k and pass@k, over all tasks and over certified ones, beside the count of trials without a
+reward. Refuses (EvalkitError) a run folder that holds another recipe, and an agent without a model.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from nanoswe_evalkit.runner import Gate, read_trials, run_trials
 from nanoswe_evalkit.sessions import proxy_sessions
 from nanoswe_evalkit.tracker import Tracker, progress
 from nanoswe_evalkit.trial import Trial, to_line
-from nanoswe_evalkit.verify import certificates, place_of
+from nanoswe_evalkit.verify import CERTIFICATES, certificate_line, certificates, place_of
 from nanoswe_harbor.task import load_tasks
 
 MAX_INFRA_RATE = 0.01
@@ -52,9 +52,10 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         kind, run = await stack.enter_async_context(place)
         trajectories = folder / "trajectories.jsonl"
         sessions = proxy_sessions(recipe, trajectories) if recipe.model.proxy else {}
-        held = certificates(tasks, recipe.tasks.path, place_of(kind, recipe)).items()
-        certified = {name for name, held in held if held.verdict == "certified"}
+        held = certificates(tasks, recipe.tasks.path, place_of(kind, recipe)).values()
+        certified = {each.task_id for each in held if each.verdict == "certified"}
         _claim(folder, recipe)
+        (folder / CERTIFICATES).write_text("".join(map(certificate_line, held)), encoding="utf-8")
         config, wandb = recipe.model_dump(mode="json"), recipe.eval.tracker == "wandb"
         tracker = stack.enter_context(Tracker(folder, recipe.name, config, wandb=wandb))
         console.print(f"{total} trials: two such runs tell differences of {least:.1%}")

@@ -9,6 +9,7 @@ of another schema, one that another process is writing, and a task that wants to
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -43,7 +44,9 @@ class Gate:
         self._freed = asyncio.Event()
 
     @asynccontextmanager
-    async def hold(self, task: Task) -> AsyncIterator[None]:
+    async def hold(self, task: Task) -> AsyncIterator[float]:
+        """Yields the seconds that it took to get in."""
+        began = time.monotonic()
         async with self._trials:
             async with self._turn:
                 while self._free_mb < task.memory_mb:
@@ -51,7 +54,7 @@ class Gate:
                     await self._freed.wait()
                 self._free_mb -= task.memory_mb
             try:
-                yield
+                yield round(time.monotonic() - began, 4)
             finally:
                 self._free_mb += task.memory_mb
                 self._freed.set()
@@ -77,14 +80,15 @@ async def run_trials(
     async def one(task: Task, attempt: int, file: IO[str] | None) -> None:
         name = trial_id(task, attempt)
         once = partial(_try, run, task, attempt, name, base_url, open_session, close_session)
-        async with gate.hold(task):
+        async with gate.hold(task) as waited:
             for try_ in range(MAX_TRIES):
                 trial = await once(try_)
                 if trial.outcome is not Outcome.INFRA_ERROR:
                     break
                 log.warning("%s try %d: %s", name, try_, trial.error)
+        clocks = {"queue_sec": waited} | trial.timings
+        trial = replace(trial, timings=clocks, key=keys.get(task.task_id, ""))
         if file:
-            trial = replace(trial, key=keys[task.task_id])
             file.write(to_line(trial))
             file.flush()
         done[name] = trial

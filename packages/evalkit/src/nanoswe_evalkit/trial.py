@@ -29,6 +29,8 @@ class Trial:
     """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict.
 
     `key` names the harness and the task's content; a resumed run keeps no trial of another.
+    `timings` are seconds: queue (for a place among the trials at once), create, agent (and of that
+    model, its calls), extract, grade (and of that tests, with their own reinstall), total.
     """
 
     trial_id: str
@@ -106,6 +108,8 @@ async def run_trial(
     lost = verdict.outcome not in (Outcome.RESOLVED, Outcome.INFRA_ERROR)
     if lost and is_full(sandboxes.work):
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{sandboxes.work}: the disk is full"
+    if "model_sec" in facts:
+        timings["model_sec"] = round(facts.pop("model_sec"), 4)
     outcome, reward = verdict.outcome, reward_of(verdict.outcome)
     turns = sum(message["role"] == "assistant" for message in messages)
     told = (stop, outcome, reward, turns, patch, verdict.report, timings, error, tuple(messages))

@@ -9,7 +9,7 @@ what `run_trials` refuses; a trial without a reward certifies nothing, and is no
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -29,7 +29,7 @@ from nanoswe_evalkit.tracker import progress
 from nanoswe_evalkit.trial import Trial
 from nanoswe_harbor.task import Task, load_tasks
 
-SCHEMA, FILE = "certificate/1", "certificates.jsonl"
+SCHEMA, CERTIFICATES = "certificate/1", "certificates.jsonl"
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,15 @@ class Certificate:
         return "certified" if all(gold) and not any(nothing) else "flaky"
 
 
+def certificate_line(certificate: Certificate) -> str:
+    return json.dumps(asdict(certificate)) + "\n"
+
+
+def read_certificates(folder: Path) -> Iterator[Certificate]:
+    """Of a folder of tasks, or of a run, which has those that hold for it."""
+    return read_jsonl(folder / CERTIFICATES, SCHEMA, lambda record: Certificate(**record))
+
+
 def place_of(kind: str, recipe: Recipe) -> str:
     """Where a certificate holds: bwrap with this machine's programs is not bwrap with images."""
     return f"{kind} {recipe.sandbox.images}" if recipe.sandbox.images else kind
@@ -64,9 +73,8 @@ def place_of(kind: str, recipe: Recipe) -> str:
 def certificates(tasks: Sequence[Task], folder: Path, sandbox: str) -> dict[str, Certificate]:
     """Task id → its latest certificate by this harness, for its content and the sandbox."""
     keys = {task.task_id: content_key(task) for task in tasks}
-    read = read_jsonl(folder / FILE, SCHEMA, lambda record: Certificate(**record))
-    valid = (c for c in read if (keys.get(c.task_id), sandbox) == (c.key, c.sandbox))
-    return {certificate.task_id: certificate for certificate in valid}
+    held = read_certificates(folder)
+    return {c.task_id: c for c in held if (keys.get(c.task_id), sandbox) == (c.key, c.sandbox)}
 
 
 async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certificate], list[str]]:
@@ -76,7 +84,8 @@ async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certifica
         text = "verify grades the oracle, each time: leave agent.kind and eval.share_verdicts"
         raise EvalkitError(text)
     gate, lost = Gate(recipe.eval.concurrency, recipe.eval.memory_mb), list[str]()
-    with TemporaryDirectory(prefix="nanoswe-verify-") as work, appending(folder / FILE) as file:
+    path = folder / CERTIFICATES
+    with TemporaryDirectory(prefix="nanoswe-verify-") as work, appending(path) as file:
         async with local_trials(Path(work) / "work", recipe, "") as (kind, run):
             place = place_of(kind, recipe)
             known = certificates(tasks, folder, place)
@@ -91,7 +100,7 @@ async def certify(recipe: Recipe, console: Console) -> tuple[dict[str, Certifica
                     lost.extend(f"{trial.trial_id}: {trial.outcome} {trial.error}" for trial in bad)
                     if not bad:
                         known[task.task_id] = made = _certify(task, place, *both)
-                        file.write(json.dumps(asdict(made)) + "\n")
+                        file.write(certificate_line(made))
                         file.flush()
 
                 async with asyncio.TaskGroup() as group:

@@ -6,6 +6,9 @@ to say about itself in `facts`. An agent object serves many trials at once. An e
 service is ModelError: ours, never the agent's.
 """
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +50,16 @@ class Job:
     model: ModelConfig
     messages: list[Message] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around a model call: `facts` has the seconds of all together."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            self.facts["model_sec"] = self.facts.get("model_sec", 0) + took
 
 
 class Agent(Protocol):

@@ -74,10 +74,11 @@ class CommandAgent:
             body = json.loads(request["body"] or "{}")
             if chat:
                 body |= {"model": job.model.name, "temperature": job.model.temperature}
-            response = await self._client.request(
-                request["method"], url, headers=headers, timeout=job.model.timeout_sec,
-                content=json.dumps(body) if request["body"] else b""
-            )  # fmt: skip
+            with job.asking():
+                response = await self._client.request(
+                    request["method"], url, headers=headers, timeout=job.model.timeout_sec,
+                    content=json.dumps(body) if request["body"] else b""
+                )  # fmt: skip
             answer |= {"status": response.status_code, "body": response.text}
             answer["type"] = response.headers.get("content-type", "text/plain")
         except (httpx.HTTPError, ValueError, TypeError) as error:

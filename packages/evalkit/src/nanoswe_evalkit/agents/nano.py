@@ -39,7 +39,8 @@ class NanoAgent:
         messages.append({"role": "system", "content": SYSTEM_PROMPT})
         messages.append({"role": "user", "content": job.task.instruction})
         for _ in range(self.max_turns):
-            choice = await self._complete(job.base_url, job.model, messages)
+            with job.asking():
+                choice = await self._complete(job.base_url, job.model, messages)
             if choice is None:
                 return Stop.CONTEXT
             messages.append(choice["message"])

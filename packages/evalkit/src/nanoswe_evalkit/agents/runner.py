@@ -60,6 +60,7 @@ class RunnerAgent:
                     if not (line := await reader.readline()):
                         raise EvalkitError(f"the runner of {self.kind} died: {self._log()}")
                     request, answer = json.loads(line), None
+                    job.facts.update(request.get("facts", {}))
                     match request.pop("op"):
                         case "run":  # bytes travel as latin-1 text
                             data = request["stdin"].encode("latin-1")
@@ -75,7 +76,6 @@ class RunnerAgent:
                         case "message":
                             job.messages.append(request["message"])
                         case "end":
-                            job.facts.update(request.get("facts", {}))
                             if error := request.get("error"):
                                 raise ModelError(f"model at {job.base_url}: {error}")
                             return Stop(request["stop"])

@@ -1,10 +1,10 @@
 """What the report shows: the files of a run folder in, one JSON-able dict out.
 
-In: trials.jsonl, and where they are there recipe.yaml, metrics.jsonl, trajectories.jsonl and
-tokens.json. Out: scores before and after, series, counts per phase, task and bug kind, and the
-transcripts of some trials, the phases taking turns: the rows of their trajectories, or where there
-are none their messages. A phase is all trials that one policy ran for one purpose. Refuses
-(EvalkitError) a folder without trials and unknown schemas.
+In: trials.jsonl, and where they are there recipe.yaml, metrics.jsonl, trajectories.jsonl,
+certificates.jsonl and tokens.json. Out: scores before and after, series, counts per phase, task and
+bug kind, certificates, and the transcripts of some trials, the phases taking turns: the rows of
+their trajectories, or where there are none their messages. A phase is all trials that one policy
+ran for one purpose. Refuses (EvalkitError) a folder without trials and unknown schemas.
 """
 
 import json
@@ -23,6 +23,7 @@ from nanoswe_evalkit.passk import by_repository, counts_of, paired_difference, p
 from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.trial import Trial
+from nanoswe_evalkit.verify import Certificate, read_certificates
 from nanoswe_harbor.nano import BUGS
 
 # Trial ids of a training run: e and g are evaluations (sampled, greedy), s is training itself.
@@ -43,7 +44,7 @@ def gather(folder: Path) -> dict[str, Any]:
     text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = yaml.safe_load(text) or {}
     metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1", dict))
-    phases = _phases(trials)
+    phases, held = _phases(trials), {c.task_id: c for c in read_certificates(folder)}
     shown, vocabulary = _transcripts(folder, phases)
     ends = {p: [(t.outcome, t.stop or "none", t.timings) for t in ts] for p, ts in phases.items()}
     times = [m["time_sec"] for m in metrics if "time_sec" in m]
@@ -51,11 +52,11 @@ def gather(folder: Path) -> dict[str, Any]:
         "name": str(recipe.get("name") or folder.resolve().name), "recipe": text,
         "trials": len(trials), "noReward": sum(t.reward is None for t in trials),
         "wallSec": max(times) - min(times) if times else 0,
-        "scores": _scores(phases, int(recipe.get("seed") or 0)),
+        "scores": _scores(phases, int(recipe.get("seed") or 0), held),
         "series": {stage: _series(metrics, stage) for stage in ("sft", "rl")},
         "evals": [_finite(m) for m in metrics if m.get("stage") == "eval"],
         "phases": [{"id": p, "ends": ends[p]} for p in phases],
-        "tasks": _tasks(phases), "shown": shown, "vocabulary": vocabulary,
+        "tasks": _tasks(phases, held), "shown": shown, "vocabulary": vocabulary,
     }  # fmt: skip
 
 
@@ -70,10 +71,11 @@ def _phases(trials: Sequence[Trial]) -> Phases:
     return {name: phases[name] for name in order}
 
 
-def _scores(phases: Phases, seed: int) -> list[dict[str, Any]]:
+def _scores(phases: Phases, seed: int, held: Mapping[str, Certificate]) -> list[dict[str, Any]]:
     """A card for each of avg@k, pass@k and greedy accuracy: first and last evaluation, and gain.
 
-    Of a single evaluation also avg@k strictly counted, and with the interval of repositories.
+    Of a single evaluation also avg@k strictly counted, over certified tasks, and with the interval
+    of repositories.
     """
     cards = []
 
@@ -97,6 +99,9 @@ def _scores(phases: Phases, seed: int) -> list[dict[str, Any]]:
             strict = counts_of(phases["eval"], strict=True)
             if strict != counts[0]:
                 card(f"avg@{k}, no reward as failed", [pass_estimate(strict, 1)])
+            certified = {name for name, c in held.items() if c.verdict == "certified"}
+            if sound := {t: n for t, n in counts[0].items() if t in certified}:
+                card(f"avg@{k}, {len(sound)} certified tasks", [pass_estimate(sound, 1)])
             if clustered := by_repository(counts[0], seed):
                 card(f"avg@{k}, by repository", [clustered])
     return cards
@@ -117,7 +122,7 @@ def _finite(record: dict[str, Any]) -> dict[str, Any]:  # JSON has no NaN, no in
     return {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
 
 
-def _tasks(phases: Phases) -> list[dict[str, Any]]:
+def _tasks(phases: Phases, held: Mapping[str, Certificate]) -> list[dict[str, Any]]:
     """Per task: its issue, its bug kind where we know it, and [graded, solved] in each phase."""
     tasks: dict[str, dict[str, Any]] = {}
     for phase, trials in phases.items():
@@ -126,6 +131,9 @@ def _tasks(phases: Phases) -> list[dict[str, Any]]:
             issue = str(next(told, "")).strip()
             kind = next((k for k, phrase in KINDS.items() if phrase.search(issue)), "")
             facts = {"id": trial.task_id, "kind": kind, "issue": issue[:400]}
+            if certificate := held.get(trial.task_id):
+                facts["certificate"] = certificate.verdict
+                facts["doubts"] = [*certificate.wrong_labels, *certificate.flaky_tests][:20]
             tasks.setdefault(trial.task_id, {**facts, "counts": {}})
         for task, count in counts_of(trials).items():
             tasks[task]["counts"][phase] = count

@@ -140,10 +140,11 @@ function drawTasks(open) {
   const columns = [{ name: "task", key: (t) => t.id }];
   if (facts.tasks.some((t) => t.kind)) columns.push({ name: "kind", key: (t) => t.kind });
   if (facts.tasks.some((t) => t.issue)) columns.push({ name: "issue", key: (t) => t.issue });
+  if (facts.tasks.some((t) => t.certificate)) columns.push({ name: "certificate", key: (t) => t.certificate ?? "", title: (t) => (t.doubts ?? []).join("\n") });
   for (const p of facts.phases) columns.push({ name: p.label, phase: p.id, key: (t) => { const c = t.counts[p.id]; return c ? c[1] / c[0] : -1; } });
-  const cell = (task, { phase, key }) => {
+  const cell = (task, { phase, key, title }) => {
     const count = task.counts[phase];
-    if (!phase) return h("td", {}, key(task));
+    if (!phase) return h("td", title?.(task) ? { title: title(task) } : {}, key(task));
     if (!count) return h("td", {}, "");
     return h("td", { class: "share" }, h("i", { style: `--p:${(100 * count[1]) / count[0]}%` }), `${count[1]} of ${count[0]}`);
   };

@@ -5,6 +5,8 @@ In: link.py's jobs. Out: how it stopped. Its SWE-bench configuration is the pack
 environment behind its bash tool is ours. The patch is taken from the sandbox, however it ends.
 """
 
+import time
+
 import litellm
 import yaml
 from link import Link, serve
@@ -41,6 +43,14 @@ class SandboxEnvironment(LocalEnvironment):
 
 class Model(LitellmModel):
     abort_exceptions = [*LitellmModel.abort_exceptions, litellm.exceptions.BadRequestError]
+    seconds = 0.0
+
+    def _query(self, *args, **kwargs):
+        began = time.monotonic()
+        try:
+            return super()._query(*args, **kwargs)
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 class RecordedAgent(DefaultAgent):
@@ -48,8 +58,11 @@ class RecordedAgent(DefaultAgent):
         for message in messages:
             if message["role"] != "exit":
                 told = {key: value for key, value in message.items() if key != "extra"}
-                self.env.link.call("message", message=told, again=False)
+                self.env.link.call("message", message=told, again=False, facts=self.counted())
         return super().add_messages(*messages)
+
+    def counted(self) -> dict:
+        return {"model_calls": self.n_calls, "model_sec": self.model.seconds}
 
 
 def work(link: Link) -> dict:
@@ -69,7 +82,7 @@ def work(link: Link) -> dict:
         if "context" not in str(error).lower():
             raise
         stop = "context"
-    return {"stop": stop, "facts": {"model_calls": agent.n_calls}}
+    return {"stop": stop, "facts": agent.counted()}
 
 
 if __name__ == "__main__":

@@ -155,7 +155,13 @@ def work(link: Link) -> dict:
             facts["turns"] += turn is not None and not again
             last[0] = turn
             (message,) = agent.llm.format_messages_for_llm([event.to_llm_message()])
-            link.call("message", message=message, again=again)
+            told = {} if turn is None else counted()
+            link.call("message", message=message, again=again, facts=told)
+
+    def counted() -> dict:
+        replies = conversation.conversation_stats.get_combined_metrics().response_latencies
+        seconds = sum(reply.latency for reply in replies)
+        return {**facts, "model_calls": len(replies), "model_sec": seconds}
 
     LINKS[folder] = link
     options = {"workspace": folder, "callbacks": [on_event], "visualizer": None}
@@ -173,8 +179,7 @@ def work(link: Link) -> dict:
         result = {"stop": "context"}
     finally:
         del LINKS[folder]
-    replies = conversation.conversation_stats.get_combined_metrics().response_latencies
-    return {**result, "facts": {**facts, "model_calls": len(replies)}}
+    return {**result, "facts": counted()}
 
 
 def converse(conversation: Conversation, job: dict, facts: dict) -> str:
