@@ -32,6 +32,7 @@ CONFIG = ModelConfig(
     num_attention_heads=4, num_key_value_heads=2, head_dim=64,
 )  # fmt: skip
 ROWS, GROUP = 32, 8
+MICRO = 1024  # tokens of our micro-batches: a core's cache holds the activations of a block
 
 
 def sequences(skew: float) -> list[tuple[list[int], list[int], float]]:
@@ -45,20 +46,24 @@ def sequences(skew: float) -> list[tuple[list[int], list[int], float]]:
 
 
 def gemm_rate() -> float:
-    """FLOP a CPU second of this model's products at 4,096 rows, weighted by their work."""
-    c, rows = CONFIG, 4096
+    """FLOP a CPU second of the products that a step of this model is made of, forward and backward,
+    at a micro-batch of rows and weighted by their work.
+    """
+    c = CONFIG
     width, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     d, inner = c.hidden_size, c.intermediate_size
-    shapes = [(d, width), (d, kv), (d, kv), (width, d), (d, inner), (d, inner), (inner, d)]
-    done, spent = 0, 0.0
-    for k, n in shapes:
-        a, b = torch.randn(rows, k), torch.randn(n, k)
-        best = 1e9
-        for _ in range(8):
-            start = time.process_time()
-            a @ b.T
-            best = min(best, time.process_time() - start)
-        done, spent = done + 2 * rows * k * n, spent + best
+    block = [(d, width), (d, kv), (d, kv), (width, d), (d, inner), (d, inner), (inner, d)]
+    shapes = [(c.num_hidden_layers, *shape) for shape in block] + [(2 / 3, d, c.vocab_size)]
+    done, spent = 0.0, 0.0
+    for times, k, n in shapes:  # two thirds of the tokens are trained: the head sees no others
+        x, w, g = torch.randn(MICRO, k), torch.randn(n, k), torch.randn(MICRO, n)
+        for product in (lambda: x @ w.T, lambda: g @ w, lambda: g.T @ x):
+            spans = []
+            for _ in range(5):
+                start = time.process_time()
+                product()
+                spans.append(time.process_time() - start)
+            done, spent = done + 2 * MICRO * k * n * times, spent + statistics.median(spans) * times
     return done / spent
 
 
@@ -73,7 +78,8 @@ def flops(lengths: list[int], trained: int) -> float:
     return matrices + 12 * c.num_hidden_layers * width * sum(n * n / 2 for n in lengths)
 
 
-def ours(folder: Path, steps: int, skew: float) -> list[float]:
+def ours(folder: Path, steps: int, skew: float) -> tuple[list[float], list[float]]:
+    """CPU seconds of each step, and the GEMM rate measured right after it."""
     drawn = sequences(skew)
     total = sum(len(c) for _, c, _ in drawn)
     rows = []
@@ -84,17 +90,19 @@ def ours(folder: Path, steps: int, skew: float) -> list[float]:
             n, m = len(prompt), len(completion)
             rows.append(Row((*prompt, *completion), (0.0,) * n + (1 / total,) * m,
                             (value or 0.0,) * (n + m), (-7.6,) * (n + m)))  # fmt: skip
-    worker = Worker(load_decoder(folder), max_tokens=4096)
+    worker = Worker(load_decoder(folder), max_tokens=MICRO)
     worker.begin(learning_rate=1e-6)
-    loss, times = partial(policy_loss, train=TrainSection(preset="dapo")), []
+    loss = partial(policy_loss, train=TrainSection(preset="dapo"))
+    times, rates = [], []
     for _ in range(steps):
         start = time.process_time()
         worker.step(sorted(rows, key=lambda row: len(row.tokens)), loss)
         times.append(time.process_time() - start)
-    return times[1:]
+        rates.append(gemm_rate())
+    return times[1:], rates[1:]
 
 
-def trl(folder: Path, steps: int, skew: float, micro: int) -> list[float]:
+def trl(folder: Path, steps: int, skew: float, micro: int) -> tuple[list[float], list[float]]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -131,12 +139,12 @@ def trl(folder: Path, steps: int, skew: float, micro: int) -> list[float]:
         rollout_func=rollout, callbacks=[Clock()],
     )  # fmt: skip
     trainer.train()
-    return times[1:]
+    return times[1:], []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="the first warms up")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--skew", type=float, default=1.0)
     parser.add_argument("--side", choices=["ours", "trl4", "trl8"])
@@ -146,8 +154,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.side:
         act = ours if options.side == "ours" else partial(trl, micro=int(options.side[3:]))
-        times = act(options.folder, options.steps, options.skew)
-        sys.stdout.write("\n" + json.dumps(times))
+        sys.stdout.write("\n" + json.dumps(act(options.folder, options.steps, options.skew)))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -159,23 +166,27 @@ def main() -> None:
                     parameter.normal_(std=0.02)
         save_decoder(decoder, folder)
         found: dict[str, list[float]] = {"ours": [], "trl4": [], "trl8": []}
+        rates: list[float] = []
         for _ in range(options.turns):
             for side, times in found.items():
                 command = [sys.executable, __file__, "--side", side, "--folder", name, "--steps",
                            str(options.steps), "--skew", str(options.skew)]  # fmt: skip
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
-                times += json.loads(done.stdout.splitlines()[-1])
+                more, more_rates = json.loads(done.stdout.splitlines()[-1])
+                times += more
+                rates += more_rates
     drawn = sequences(options.skew)
     lengths, trained = [len(p) + len(c) for p, c, _ in drawn], sum(len(c) for _, c, _ in drawn)
     middle = {side: statistics.median(times) for side, times in found.items()}
-    work, rate = flops(lengths, trained), gemm_rate()
+    work = flops(lengths, trained)
+    shares = [work / t / rate for t, rate in zip(found["ours"], rates, strict=True)]
     result = {
         "cpu_sec": middle, "tokens": sum(lengths), "trained": trained, "longest": max(lengths),
         "trained_tokens_per_cpu_sec": {s: round(trained / t) for s, t in middle.items()},
         "ratio": round(min(middle["trl4"], middle["trl8"]) / middle["ours"], 2),
-        "gflops": round(work / middle["ours"] / 1e9, 1), "gemm_gflops": round(rate / 1e9, 1),
-        "share_of_gemm": round(work / middle["ours"] / rate, 3), "torch": torch.__version__,
-        "all": found,
+        "gflops": round(work / middle["ours"] / 1e9, 1), "gemm_gflops": round(statistics.median(rates) / 1e9, 1),
+        "share_of_gemm": round(statistics.median(shares), 3), "torch": torch.__version__,
+        "all": found | {"shares": [round(share, 3) for share in shares]},
     }  # fmt: skip
     tell(result, options.out)
 

@@ -34,9 +34,11 @@ def token_logprobs(
         hidden = decoder(batch.ids_T, batch.positions_T, attend)
         rows = hidden.index_select(0, batch.predictors_N)
         chunk = max(1, min(CHUNK, CHUNK_LOGITS // decoder.config.vocab_size))
+        chunks = [*zip(rows.split(chunk), batch.targets_N.split(chunk), strict=True)]
+        if len(chunks) == 1:  # its logits are there at the end of the forward, kept or not
+            return _head(decoder, *chunks[0], temperature)
         parts = [
-            checkpoint(_head, decoder, h, t, temperature, use_reentrant=False)
-            for h, t in zip(rows.split(chunk), batch.targets_N.split(chunk), strict=True)
+            checkpoint(_head, decoder, *one, temperature, use_reentrant=False) for one in chunks
         ]
     logprobs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
     return logprobs, entropy

@@ -74,7 +74,8 @@ def rope(positions_T: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = x_THD.chunk(2, -1)
-    return x_THD * cos.to(x_THD.dtype) + torch.cat((-right, left), -1) * sin.to(x_THD.dtype)
+    cos, sin = cos.to(x_THD.dtype), sin.to(x_THD.dtype)
+    return torch.addcmul(x_THD * cos, torch.cat((-right, left), -1), sin)
 
 
 class Attention(nn.Module):
@@ -163,12 +164,10 @@ class Decoder(nn.Module):
 def packed_attention(lengths: list[int], device: str = "cpu") -> Attend:
     """Causal attention inside each of the documents that lie one after another in T.
 
-    On a GPU torch's variable-length kernel, in bf16. On a CPU documents are gathered to (documents,
-    longest) for one SDPA call: under a causal mask the padding at the end is never looked at, and
-    linear layers still see packed rows only.
+    On a GPU torch's variable-length kernel, in bf16; on a CPU a call for each document.
     """
-    longest = max(lengths)
     if device == "cuda":
+        longest = max(lengths)
         ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
 
         def varlen(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -180,20 +179,14 @@ def packed_attention(lengths: list[int], device: str = "cpu") -> Attend:
             return out.to(v.dtype)
 
         return varlen
-    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    offsets = torch.arange(longest)
-    inside = offsets[None] < torch.tensor(lengths)[:, None]
-    gather = torch.where(inside, starts[:, None] + offsets, 0).flatten()
-    scatter = inside.flatten().nonzero()[:, 0]
-
-    def padded(x: Tensor) -> Tensor:
-        rows = x.index_select(0, gather).view(len(lengths), longest, *x.shape[1:])
-        return rows.transpose(1, 2)
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = map(padded, (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(0, 1).index_select(0, scatter)
+        split = (x.transpose(0, 1).split(lengths, 1) for x in (q, k, v))
+        out = [
+            F.scaled_dot_product_attention(*(x[None] for x in one), is_causal=True, enable_gqa=True)
+            for one in zip(*split, strict=True)
+        ]
+        return torch.cat(out, 2)[0].transpose(0, 1)
 
     return attend
 
