@@ -10,6 +10,10 @@ import httpx
 
 from nanoswe_proxy.trajectory import read_jsonl
 
+WRONG_NUMBERS = [
+    ("--max-calls", "0"), ("--max-calls", "-1"), ("--max-sessions", "0"), ("--port", "70000"),
+    ("--max-tokens", "0"), ("--temperature", "-1"), ("--temperature", "inf"),
+]  # fmt: skip
 COMMAND = [sys.executable, "-c", "from nanoswe_proxy.cli import main; main()"]
 
 
@@ -43,6 +47,10 @@ def test_wrong_input_is_one_line_and_code_2(folders, tmp_path):
         (["--engine", "scripted:/nowhere", "--tokenizer", folders["words"]], "/nowhere"),
         (["--engine", "scripted:x", "--tokenizer", tmp_path], "tokenizer.json is missing"),
         (["--tokenizer", tmp_path], "--engine"),
+        *(
+            (["--engine", "scripted:x", "--tokenizer", tmp_path, *wrong], wrong[0])
+            for wrong in WRONG_NUMBERS
+        ),
     ):
         run = subprocess.run([*COMMAND, "serve", *options], capture_output=True, text=True)
         assert run.returncode == 2 and run.stdout == ""

@@ -4,11 +4,43 @@ have the form that clients read, and no dialect breaks the exactness of a sessio
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from test_stream import CALL, frames, running
 
+from nanoswe_proxy.app import DIALECTS
 from nanoswe_proxy.engine.scripted import Script
+from nanoswe_proxy.errors import BadRequest
+
+SCALARS = st.none() | st.booleans() | st.integers(-1, 2) | st.sampled_from(["", "user", "text"])
+KEYS = st.sampled_from([
+    "role", "content", "text", "type", "tool_calls", "function", "name", "arguments", "id", "input",
+    "tool_call_id", "thinking", "signature", "summary", "call_id", "output", "encrypted_content",
+])  # fmt: skip
+TYPES = st.sampled_from(["assistant", "user", "tool_result", "tool_use", "thinking", "message",
+                         "function_call", "function_call_output", "reasoning", "text"])  # fmt: skip
+ANYTHING = st.recursive(
+    SCALARS | TYPES, lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x, max_size=4)
+)
+FIELDS = ("system", "instructions", "tools", "stop", "stop_sequences", "stream_options", "n",
+          "max_tokens", "max_output_tokens", "stream", "model", "tool_choice")  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+@given(said=st.lists(ANYTHING, max_size=3) | ANYTHING, more=st.dictionaries(
+    st.sampled_from(FIELDS), ANYTHING, max_size=3))  # fmt: skip
+@example(said=[{"role": ["user"], "content": "x"}], more={})
+@example(said=[{"role": "user", "content": 5}], more={})
+@example(said=[{"role": "user", "content": "x"}], more={"stream_options": 5})
+def test_whatever_is_sent_is_a_request_or_refused(dialect, said, more):
+    """No JSON is a fault of ours: a request is read, or it is a 400 with a reason."""
+    body = {"messages": said, "input": said, **more}
+    with suppress(BadRequest):
+        dialect.parse(json.dumps(body).encode())
+
 
 TOOL = {"type": "object", "properties": {"command": {"type": "string"}}}
 SAID = "left é\n" + CALL.removeprefix("so\n")

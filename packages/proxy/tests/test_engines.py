@@ -23,13 +23,6 @@ KINDS = [("vllm", False), ("vllm", True), ("sglang", False)]
 WAYS = pytest.mark.parametrize(("kind", "tokens_path"), KINDS, ids=["vllm", "tokens", "sglang"])
 
 
-async def hang_up(engine) -> None:
-    """Close what is kept open between calls; a server would, a test must."""
-    for _, _, writer in engine.upstream._idle:
-        writer.close()
-        await writer.wait_closed()
-
-
 @asynccontextmanager
 async def connected(folder: Path, scripts, kind="vllm", tokens_path=False, max_context=4000):
     """(the remote engine, its server) over a socket."""
@@ -40,7 +33,7 @@ async def connected(folder: Path, scripts, kind="vllm", tokens_path=False, max_c
         try:
             yield engine, server
         finally:
-            await hang_up(engine)
+            await engine.upstream.close()  # a server would, a test must
 
 
 def sampling(folder: Path, most: int = 100, key: str = "k") -> Sampling:
@@ -155,7 +148,7 @@ def test_faults_are_one_clear_error(folders, monkeypatch):
     folder = folders["words"]
 
     async def main():
-        scripts = [Script("left", fail_after=1), "right", Script("x"), Script("x")]
+        scripts = [Script("left", fail_after=1), "right", "x", "x", "x"]
         async with connected(folder, scripts) as (engine, server):
             with pytest.raises(EngineError, match="completions"):  # it hung up in the middle
                 await sample(engine, folder)
@@ -183,6 +176,11 @@ def test_faults_are_one_clear_error(folders, monkeypatch):
             monkeypatch.setattr(engine, "pause_path", "/nowhere")
             with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE"):
                 await engine.pause()
+            monkeypatch.setattr(engine.upstream, "url", "http://127.0.0.1:9")
+            with pytest.raises(EngineError, match="127.0.0.1:9/nowhere: ConnectError"):
+                await engine.pause()
+            monkeypatch.undo()
+            assert len(await asyncio.wait_for(sample(engine, folder), 10)) == 2  # it goes on
 
     asyncio.run(main())
     for url in ("http://127.0.0.1:9", "http://nobody.invalid:1", "remote:ftp://x"):

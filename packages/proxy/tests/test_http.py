@@ -16,6 +16,7 @@ from nanoswe_proxy import app as shell
 from nanoswe_proxy.app import create_app, serve
 from nanoswe_proxy.dialects import chat as chat_dialect
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
+from nanoswe_proxy.errors import EngineError
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import from_json
@@ -124,6 +125,12 @@ def test_open_chat_seal(folder):
         ({"messages": USER, "stop": ["x", 1]}, 400, "stop must be text"),
         ({"messages": USER, "max_tokens": 0}, 400, "max_tokens"),
         ({"messages": USER, "tools": ["x"]}, 400, "tools"),
+        ({"messages": USER, "tools": [{"type": "function", "function": 5}]}, 400, "tools"),
+        (
+            {"messages": USER, "tools": [{"function": {"parameters": {"properties": 5}}}]},
+            400,
+            "too",
+        ),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, ""),
     ],
 )
@@ -326,7 +333,7 @@ def test_a_reply_that_may_have_been_eaten_on_the_way_is_sent_again_once(folders,
                 answer = await client.post(path, json={"messages": USER}, headers=headers)
                 said.append(answer.json()["choices"][0]["message"]["content"])
                 await asyncio.sleep(0.05)
-            monkeypatch.setattr("nanoswe_proxy.proxy.GRACE_SEC", 0.01)  # it is too late now
+            monkeypatch.setattr("nanoswe_proxy.exchange.GRACE_SEC", 0.01)  # it is too late now
             if not kept:
                 answer = await client.post(path, json={"messages": USER})
                 said.append(answer.json()["choices"][0]["message"]["content"])
@@ -419,6 +426,8 @@ def test_the_trainers_routes(folders):
                 answer = await refused
                 assert answer.status_code == 401
                 assert answer.json()["error"]["code"] == "admin_key_needed"
+            wrong = {"Authorization": "Bearer ké".encode("latin-1")}
+            assert (await agent.post("/pause", headers=wrong)).status_code == 401
             assert (await chat(agent, cap)).status_code == 200
             assert (await trainer.post("/pause")).json() == {"paused": True}
             waiting = asyncio.create_task(chat(agent, cap))
@@ -437,7 +446,7 @@ def test_the_trainers_routes(folders):
             assert (await trainer.get("/sessions/none")).status_code == 404
             assert (await trainer.post(f"{control}/annotate", json={})).status_code == 409
             metrics = (await agent.get("/metrics")).text
-            assert 'nanoswe_proxy_errors_total{status="401"} 7\n' in metrics
+            assert 'nanoswe_proxy_errors_total{status="401"} 8\n' in metrics
             assert 'nanoswe_proxy_matched_total{level="0"} 2\n' in metrics
 
     asyncio.run(main())
@@ -459,5 +468,46 @@ def test_a_long_prompt_does_not_stall_the_loop(folders):
             last = time.perf_counter()
         assert await counting > 50_000
         assert max(waits) < (last - began) / 2
+
+    asyncio.run(main())
+
+
+def test_a_trajectory_is_kept_once_however_often_it_is_sealed(folders, tmp_path):
+    async def main(logs):
+        folder, kept = folders["words"], []
+        proxy = Proxy(ScriptedEngine(folder, ["left"]), Renderer(folder), logs)
+        transport = httpx.ASGITransport(create_app(proxy, on_seal=kept.append))
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            cap = proxy.open("t.0")
+            await chat(client, cap)
+            seals = (client.post(f"/sessions/{cap}/seal") for _ in range(3))
+            answers = [await s for s in seals]
+            assert len({a.text for a in answers}) == 1 and len(kept) == 1
+        proxy = Proxy(ScriptedEngine(folder, ["left"]), Renderer(folder), logs)
+        transport = httpx.ASGITransport(create_app(proxy, on_seal=kept.append))
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            again = await client.post(f"/sessions/{cap}/seal")
+            assert again.status_code == (200 if logs else 404) and len(kept) == 1
+
+    asyncio.run(main(None))
+    asyncio.run(main(tmp_path))
+
+
+def test_a_pause_that_fails_changes_nothing(folders):
+    async def main():
+        class Stubborn(ScriptedEngine):
+            async def pause(self):
+                raise EngineError("not now")
+
+            async def resume(self, version):
+                pass
+
+        proxy = Proxy(Stubborn(folders["words"], ["left"]), Renderer(folders["words"]))
+        transport = httpx.ASGITransport(create_app(proxy))
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+            cap = proxy.open("t.0")
+            failed = await client.post("/pause")
+            assert (failed.status_code, failed.json()["error"]["message"]) == (502, "not now")
+            assert (await asyncio.wait_for(chat(client, cap), 10)).status_code == 200
 
     asyncio.run(main())

@@ -128,46 +128,58 @@ def test_work_and_bytes_are_of_what_is_new(renderers, family_folders, name, tmp_
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("ticks", range(0, 24, 2))
-def test_a_call_may_be_cut_off_anywhere(folders, tmp_path, ticks):
-    """After so many turns of the loop the call is cancelled: what is in memory is what is logged,
-    every sampled token is accounted for, and the session goes on.
+def test_a_call_may_be_cut_off_anywhere(folders, tmp_path):
+    """After every number of the loop's turns, from none to more than the call takes, the call is
+    cancelled: what is in memory is what is logged, every sampled token is accounted for, and the
+    session goes on. The cuts meet the call before its node, while it samples, and after its end.
     """
+    folder, renderer, met = folders["bpe"], Renderer(folders["bpe"]), set()
 
-    async def main():
-        folder = folders["bpe"]
+    async def main(ticks, logs):
         engine = ScriptedEngine(folder, lambda *_: Script("left right left", token_delay_sec=1e-9))
-        proxy = Proxy(engine, Renderer(folder), tmp_path)
+        proxy = Proxy(engine, renderer, logs)
         cap = proxy.open("t.0")
         raw = wire.json.dumps({"messages": USER}).encode()
         session = proxy.live(cap).session
 
         async def ask_once():
-            exchange = await proxy.call(cap, raw, chat.parse(raw))
+            exchange, done = await proxy.call(cap, raw, chat.parse(raw)), False
             try:
                 async for _ in proxy.follow(exchange):
                     pass
-            except asyncio.CancelledError:
-                proxy.undelivered(cap, exchange, begun=True)
-                raise
-            proxy.delivered(cap, exchange)
+                proxy.delivered(cap, exchange)
+                done = True
+            finally:
+                if not done:
+                    proxy.undelivered(cap, exchange, begun=True)
 
         first = asyncio.create_task(ask_once())
         for _ in range(ticks):
             await asyncio.sleep(0)
+        states = {(n.delivery, bool(n.ids)) for n in session.generations()}
+        met.update(states or {("none", False)})
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await asyncio.sleep(0.05)
-        (path,) = tmp_path.glob("*.log")
+        while proxy.live(cap).running:
+            await asyncio.sleep(0)
+        (path,) = logs.glob("*.log")
         assert described(replay(read(path).records)) == described(session)
+        before = {n.index: n.delivery for n in session.generations()}
+        assert set(before.values()) <= {"aborted", "committed", "delivered"}
         await ask_once()
         trajectory = await proxy.seal(cap)
         sampled = sum(len(e.sampled) for e in engine.log)
         # a token that was under way when its call was cut off was never received
         assert sampled - 1 <= trajectory.conservation.sampled <= sampled
         assert trajectory.turns[-1].delivery in ("delivered", "acknowledged")
+        return "delivered" in before.values()
 
-    asyncio.run(main())
+    for ticks in range(200):
+        logs = tmp_path / str(ticks)
+        logs.mkdir()
+        if asyncio.run(main(ticks, logs)):
+            break
+    assert {("none", False), ("sampling", False), ("sampling", True), ("delivered", True)} <= met
 
 
 CYCLES = {  # structural tokens that take turns in every row

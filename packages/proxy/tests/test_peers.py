@@ -71,6 +71,19 @@ def pairs(vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 @pytest.mark.parametrize("name", CAN)
+@pytest.mark.parametrize("said", ["", " ", "\n"])
+def test_a_reply_that_says_nothing(pairs, name, said):
+    """Templates ask whether a content is empty: a mark of ours must not answer for it."""
+    renderer, theirs = pairs[name]
+    ask = {"role": "user", "content": "go"}
+    wired = [ask, {"role": "assistant", "content": said}, ask]
+    expected = theirs.apply_chat_template(
+        wired, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert list(renderer.root(wire.normalise(wired), None, {}).ids) == list(expected)
+
+
+@pytest.mark.parametrize("name", CAN)
 @given(data=st.data())
 def test_ids_are_those_of_transformers(pairs, name, data):
     renderer, theirs = pairs[name]

@@ -217,7 +217,7 @@ def test_reasoning_may_be_echoed_or_dropped(folder, echoed):
 
 def test_headers_that_speak_of_a_retry_are_believed(folders):
     async def main():
-        async with running(folders["words"], ["left", "right", "sum"]) as (proxy, client):
+        async with running(folders["words"], ["left", "right", "sum", "cat"]) as (proxy, client):
             cap = proxy.open("t.0")
 
             async def ask(**headers):
@@ -228,9 +228,16 @@ def test_headers_that_speak_of_a_retry_are_believed(folders):
             key = {"idempotency-key": "k"}
             assert [await ask(**key), await ask(**key)] == ["left", "left"]
             assert await ask(**{"idempotency-key": "other"}) == "right"
-            assert await ask(**{"x-stainless-retry-count": "1"}) == "right"
-            assert await ask(**{"x-stainless-retry-count": "0"}) == "sum"
-            assert len((await proxy.seal(cap)).turns) == 3
+            again = {"x-stainless-retry-count": "1"}  # of which of the two?
+            assert await ask(**again) == "sum"
+            assert await ask(**{"x-stainless-retry-count": "0"}) == "cat"
+            other = proxy.open("t.1")
+            first = await client.post(f"/s/{other}/v1/chat/completions", json={"messages": USER})
+            retried = await client.post(
+                f"/s/{other}/v1/chat/completions", json={"messages": USER}, headers=again
+            )
+            assert first.json() == retried.json()  # there is but one that it can be
+            assert len((await proxy.seal(cap)).turns) == 4
 
     asyncio.run(main())
 
@@ -238,7 +245,7 @@ def test_headers_that_speak_of_a_retry_are_believed(folders):
 @pytest.mark.parametrize("where", ["bearer", "x-api-key", "header", "body"])
 def test_a_session_without_a_path(folders, where):
     async def main():
-        async with running(folders["words"], ["left"]) as (proxy, client):
+        async with running(folders["words"], ["left", "right"]) as (proxy, client):
             cap = proxy.open("t.0")
             headers = {
                 "bearer": {"Authorization": f"Bearer {cap}"},
@@ -248,7 +255,101 @@ def test_a_session_without_a_path(folders, where):
             body = {"messages": USER} | ({"nanoswe_session": cap} if where == "body" else {})
             answer = await client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 200
+            models = await client.get("/v1/models", headers=headers)
+            assert models.status_code == (404 if where == "body" else 200)
             assert (await client.post("/v1/chat/completions", json={})).status_code == 404
+            # an SDK sends a key whether it has one or not: the first that is live counts
+            keyed = {"Authorization": "Bearer sk-none", "x-api-key": "sk-none"} | headers
+            answer = await client.post("/v1/chat/completions", json=body, headers=keyed)
+            assert answer.status_code == 200
+            await proxy.seal(cap)
+            answer = await client.post("/v1/chat/completions", json=body, headers=keyed)
+            assert answer.status_code == 409
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "retried", [{}, {"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}]
+)
+@pytest.mark.parametrize("keys", [("", ""), ("a", "b")], ids=["bare", "keys"])
+def test_identical_requests_that_overlap_keep_their_own(folders, retried, keys):
+    """Two clients ask the same at once; the first goes away and tries again: it gets its own
+    generation, however it says that it tries again, and the other's stays the other's.
+    """
+
+    async def main():
+        slow = [Script(t, delay_sec=0.8) for t in ("left", "right")]
+        async with running(folders["words"], [*slow, "sum"]) as (proxy, _):
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/chat/completions", {"messages": USER}
+
+            async def ask(headers, patience=30.0):
+                headers = {k: v for k, v in headers.items() if v}
+                async with httpx.AsyncClient(timeout=httpx.Timeout(30, read=patience)) as own:
+                    url = f"{proxy.root_url}{path}"
+                    answer = await own.post(url, json=body, headers=headers)
+                    return answer.json()["choices"][0]["message"]["content"]
+
+            first = asyncio.create_task(ask({"idempotency-key": keys[0]}, patience=0.2))
+            await asyncio.sleep(0.05)
+            other = asyncio.create_task(ask({"idempotency-key": keys[1]}))
+            with pytest.raises(httpx.ReadTimeout):
+                await first
+            await asyncio.sleep(0.02)
+            again = asyncio.create_task(ask(retried))
+            assert (await again, await other) == ("left", "right")
+            assert len(proxy.engine.log) == 2
+            assert len((await proxy.seal(cap)).samples) == 2
+
+    asyncio.run(main())
+
+
+def test_a_retry_count_does_not_take_from_a_client_that_is_there(folders):
+    """Two are there, and a third says that it tries again: nobody's call is known to be lost."""
+
+    async def main():
+        slow = [Script(t, delay_sec=0.3) for t in ("left", "right", "sum")]
+        async with running(folders["words"], slow) as (proxy, client):
+            cap = proxy.open("t.0")
+            path = f"/s/{cap}/v1/chat/completions"
+            more = ({}, {}, {"x-stainless-retry-count": "1"})
+            calls = []
+            for headers in more:
+                calls.append(
+                    asyncio.create_task(client.post(path, json={"messages": USER}, headers=headers))
+                )
+                await asyncio.sleep(0.03)
+            answers = [
+                a.json()["choices"][0]["message"]["content"] for a in await asyncio.gather(*calls)
+            ]
+            assert answers == ["left", "right", "sum"]
+
+    asyncio.run(main())
+
+
+def test_the_death_of_an_old_connection_leaves_its_retry_alone(folders):
+    """The retry streams already when the first connection dies at last."""
+
+    async def main():
+        talk = Script("left right sum cat", token_delay_sec=0.1)
+        async with running(folders["words"], [talk, "cat"]) as (proxy, client):
+            cap = proxy.open("t.0")
+            body = {"messages": USER, "stream": True}
+            path, key = f"{proxy.base_url(cap)}/chat/completions", {"idempotency-key": "k"}
+            async with (
+                httpx.AsyncClient() as old,
+                old.stream("POST", path, json=body, headers=key) as first,
+            ):
+                await anext(first.aiter_lines())
+                again = asyncio.create_task(client.post(path, json=body, headers=key))
+                await asyncio.sleep(0.15)
+            answer = (await again).text
+            assert answer.endswith("data: [DONE]\n\n")
+            said = folded(map(json.loads, frames(answer)[:-1]))
+            assert said["content"] == "left right sum cat" and len(proxy.engine.log) == 1
+            trajectory = await proxy.seal(cap)
+            assert [t.delivery for t in trajectory.turns] == ["delivered"]
 
     asyncio.run(main())
 
@@ -296,9 +397,14 @@ def test_kill_9_and_a_new_process(folders, tmp_path):
         server.stderr.close()
     run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
     assert run.returncode == 1 and from_json(run.stdout).to_json() == trajectory.to_json()
-    log.write_bytes(b"no log")
-    run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
-    assert run.returncode == 2 and "is no session log" in run.stderr
+    old = log.read_bytes().replace(b"nanoswe-session/2", b"nanoswe-session/1")
+    for data, says in ((b"no log", "is no session log"), (old, "of another version, nanoswe-sess")):
+        log.write_bytes(data)
+        run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
+        assert run.returncode == 2 and says in run.stderr and run.stderr.count("\n") == 1
+    command = [*COMMAND, "serve", "--engine", f"scripted:{script}", *options]
+    run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert run.returncode == 2 and "move it away" in run.stderr and str(log) in run.stderr
 
 
 def test_a_reply_that_was_committed_before_the_crash_is_served_after_it(folders, tmp_path):

@@ -26,7 +26,8 @@ from starlette.types import Receive, Scope, Send
 from nanoswe_proxy import export, view, wire
 from nanoswe_proxy.dialects import Request, Stream, chat, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError
-from nanoswe_proxy.proxy import Exchange, Proxy
+from nanoswe_proxy.exchange import Exchange
+from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -37,7 +38,7 @@ class _Reply(Response):
     """A reply that watches its client, and knows whether the transport took the last byte."""
 
     def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
-        call = exchange.call
+        call, self.peer = exchange.call, exchange.peer
         self.proxy, self.cap, self.exchange = proxy, cap, exchange
         self.stream: Stream = dialect.Stream(request, cap, call.node, call.size)
         self.streamed, self.begun, self.over = request.stream, False, False
@@ -55,10 +56,10 @@ class _Reply(Response):
             if gone.done():
                 raise asyncio.CancelledError
             await send({"type": "http.response.body", "body": b""})
-            self.proxy.delivered(self.cap, self.exchange)
+            self.proxy.delivered(self.cap, self.exchange, self.peer)
         except BaseException:
             self.over = True
-            self.proxy.undelivered(self.cap, self.exchange, self.begun)
+            self.proxy.undelivered(self.cap, self.exchange, self.begun, self.peer)
             if not gone.done():
                 raise
         finally:
@@ -93,13 +94,14 @@ class _Routes:
     def __init__(
         self, proxy: Proxy, on_seal: Callable[[Trajectory], None] | None, admin_key: str
     ) -> None:
-        self.proxy, self.on_seal, self.admin_key = proxy, on_seal, admin_key
+        self.proxy, self.on_seal, self.admin_key = proxy, on_seal, admin_key.encode()
+        self._unsaved: set[str] = set()
 
     def control(self, act: Any, status: int = 200) -> Callable:
         """A route of the trainer's: only for whoever has the admin's key, if there is one."""
 
         async def handler(request: HttpRequest) -> Response:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
             if self.admin_key and not secrets.compare_digest(given, self.admin_key):
                 raise ProxyError("the admin's key is wanted as the bearer", 401, "admin_key_needed")
             self.proxy.root_url = self.proxy.root_url or str(request.base_url).rstrip("/")
@@ -117,11 +119,10 @@ class _Routes:
 
         async def handler(request: HttpRequest) -> Response:
             request.state.dialect = dialect
-            if cap := self._cap(request):
+            if cap := request.path_params.get("cap", ""):
                 self.proxy.live(cap)  # unknown ones are refused before the body is read
             raw = await _body(request)
-            cap = cap or str(wire.loads(raw).get("nanoswe_session") or "")
-            self.proxy.live(cap)
+            cap = cap or self._named(request, str(wire.loads(raw).get("nanoswe_session") or ""))
             wanted = dialect.parse(raw)
             if count:
                 return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
@@ -133,15 +134,23 @@ class _Routes:
 
         return handler
 
-    @staticmethod
-    def _cap(request: HttpRequest) -> str:
-        """Where base URLs cannot carry a path, the key or a header is the capability."""
+    def _named(self, request: HttpRequest, in_body: str = "") -> str:
+        """The capability, where the URL has none: the first that is live. Many clients always send
+        a key, which may be none.
+        """
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        keys = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
-        return request.path_params.get("cap") or next((k for k in (*keys, bearer) if k), "")
+        headers = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
+        failed = ProxyError("no session is named", 404, "unknown_session")
+        for cap in (c for c in (*headers, bearer, in_body) if c):
+            try:
+                self.proxy.live(cap)
+                return cap
+            except ProxyError as error:  # a sealed session says more than an unknown one
+                failed = max(failed, error, key=lambda e: e.status)
+        raise failed
 
     async def models(self, request: HttpRequest) -> Response:
-        self.proxy.live(self._cap(request))
+        self.proxy.live(request.path_params.get("cap") or self._named(request))
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "nanoswe"}
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -154,9 +163,12 @@ class _Routes:
         return {"cap": cap, "base_url": self.proxy.base_url(cap)}
 
     async def seal(self, cap: str, _: dict) -> Trajectory:
+        if self.on_seal and self.proxy.is_open(cap):
+            self._unsaved.add(cap)
         trajectory = await self.proxy.seal(cap)
-        if self.on_seal:
+        if self.on_seal and cap in self._unsaved:  # once, however often it is sealed
             self.on_seal(trajectory)
+            self._unsaved.discard(cap)
         return trajectory
 
     async def pause(self, *_: Any) -> dict:

@@ -1,4 +1,5 @@
-"""The command line: `serve` the proxy over HTTP, `export` sealed trajectories as samples.
+"""The command line: `serve` the proxy over HTTP, `replay` a session's log, `export` sealed
+trajectories as samples.
 
 Exit codes: 0 fine, 2 could not run (one line on stderr says why).
 """
@@ -20,6 +21,8 @@ from nanoswe_proxy.errors import ProxyError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
+SOME = click.IntRange(min=1)
+option = partial(click.option, show_default=True)
 
 
 @click.group()
@@ -29,14 +32,17 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--engine", required=True, help="scripted:FILE, or import.path:Class[:ARGUMENT].")
+@click.option(
+    "--engine", required=True,
+    help="http://HOST:PORT (vLLM, SGLang), scripted:FILE, or import.path:Class[:ARGUMENT].",
+)  # fmt: skip
 @click.option("--tokenizer", required=True, type=FOLDER, help="Model folder: its template, too.")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8080, show_default=True, help="0 picks a free one.")
-@click.option("--temperature", default=1.0, show_default=True)
-@click.option("--max-tokens", default=512, show_default=True)
-@click.option("--max-sessions", default=10_000, show_default=True, help="More are refused.")
-@click.option("--max-calls", default=1024, show_default=True, help="More wait for their turn.")
+@option("--host", default="127.0.0.1")
+@option("--port", default=8080, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@option("--temperature", default=1.0, type=click.FloatRange(0, 1000))
+@option("--max-tokens", default=512, type=SOME)
+@option("--max-sessions", default=10_000, type=SOME, help="More are refused.")
+@option("--max-calls", default=1024, type=SOME, help="More wait for their turn.")
 @click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
 @click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
 def serve(

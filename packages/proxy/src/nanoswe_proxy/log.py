@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nanoswe_proxy.errors import LogError
 
-MAGIC = b"nanoswe-session/1\n"
+MAGIC = b"nanoswe-session/2\n"
 _HEAD = struct.Struct("<I8s")
 Record = tuple[dict, bytes]  # one change of a session: its fields, and raw columns
 
@@ -69,7 +69,11 @@ def read(path: Path) -> Contents:
     if not data.startswith(MAGIC):
         if MAGIC.startswith(data):
             return Contents([], 0, b"", bool(data))
-        raise LogError(f"{path} is no session log: it does not begin with {MAGIC!r}")
+        wrong = "no session log"
+        if data.startswith(MAGIC[:-2]):
+            named = data[:24].decode(errors="replace").split()[0]
+            wrong = f"of another version, {named}: replay it with that one, then move it away"
+        raise LogError(f"{path} is {wrong}; this version reads {MAGIC.decode().strip()}")
     records, chain, at = [], b"", len(MAGIC)
     while at < len(data):
         start = at + _HEAD.size

@@ -9,7 +9,6 @@ Refuses unknown capabilities (404) and sealed sessions (409).
 import asyncio
 import hashlib
 import json
-import math
 import os
 import secrets
 import time
@@ -27,46 +26,28 @@ from pydantic import TypeAdapter, ValidationError
 from nanoswe_proxy import errors, export
 from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
+from nanoswe_proxy.exchange import Exchange, Exchanges
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Delta
-from nanoswe_proxy.session import Prepared, Session
+from nanoswe_proxy.session import Session
 from nanoswe_proxy.state import Policy, replay
 from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_proxy.tree import Context, Place
 
 KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
-KEEP_ALIVE_SEC, GRACE_SEC = 15.0, 2.0
-SHORT_TAIL = 2000  # characters
+KEEP_ALIVE_SEC = 15.0
+SHORT_TAIL = 2000  # characters and ids
 DEFAULTS = {"temperature": 1.0, "max_tokens": 512}  # how a session samples if nothing else is said
 POLICY = TypeAdapter(Policy)
-
-
-@dataclass(eq=False)
-class Exchange:
-    """One call in flight or answered, apart from the socket that asked for it."""
-
-    call: Prepared
-    moved: "asyncio.Future[None]"  # done, and replaced, when there are more ids
-    task: "asyncio.Future[None] | None" = None
-    key: str = ""  # the client's Idempotency-Key
-    peer: Any = None  # whose connection it came by
-    lost: bool = False  # whoever asked went away before the last byte
-    sent: float = 0.0  # when the transport had taken all of it; inf: that is not in doubt
-
-    @property
-    def usable(self) -> bool:
-        """Whether it has, or may yet have, an answer that nobody is known to have."""
-        failed = self.task and self.task.done() and (self.task.cancelled() or self.task.exception())
-        return not failed and self.call.node.delivery not in ("aborted", "acknowledged")
 
 
 @dataclass
 class _Live:
     session: Session
+    exchanges: Exchanges = field(default_factory=Exchanges)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: set["asyncio.Future[None]"] = field(default_factory=set)
-    exchanges: dict[str, Exchange] = field(default_factory=dict)  # the latest of each digest
 
 
 class Proxy:
@@ -92,12 +73,15 @@ class Proxy:
             found = read(path)
             if found.records and found.records[-1][0]["type"] != "seal":
                 session = Session.resume(found.records, renderer, Log(path, found))
-                self._live[session.cap] = _Live(session)
+                self._live[session.cap] = _Live(session, Exchanges(session.unreceived()))
                 self.counts["recovered"] += 1
 
     @property
     def open_sessions(self) -> int:
         return len(self._live)
+
+    def is_open(self, cap: str) -> bool:
+        return cap in self._live
 
     def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
         """A new session; its capability. `fixed` are other fields of `state.Policy`."""
@@ -146,10 +130,16 @@ class Proxy:
         return trajectory
 
     async def pause(self) -> None:
-        """New calls wait; an engine that can be paused cuts off those in flight until `resume`."""
+        """New calls wait; an engine that can be paused cuts off those in flight until `resume`.
+        Where the engine fails to, all goes on as before.
+        """
         self.open_gate.clear()
-        if isinstance(self.engine, Pausable):
-            await self.engine.pause()
+        try:
+            if isinstance(self.engine, Pausable):
+                await self.engine.pause()
+        except BaseException:
+            self.open_gate.set()
+            raise
 
     async def resume(self, version: int) -> None:
         """From here on the weights are those of `version`."""
@@ -176,20 +166,14 @@ class Proxy:
     ) -> Exchange:  # fmt: skip
         """Start a call, or meet the one that the same body started and nobody received.
 
-        A client that says it tries again (`retry`, or the same Idempotency-Key) is believed. Where
-        all was sent, but the connection is gone and nothing has followed, it is met once, for a
-        moment, and noted. Calls are placed in the order in which they came.
+        A client that says it tries again (the same Idempotency-Key, or `retry` where one call can
+        be meant) is believed. Calls are placed in the order in which they came.
         """
         live, loop = self.live(cap), asyncio.get_running_loop()
         session, messages = live.session, request.messages
         digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        known = live.exchanges.get(digest)
-        if known is None and (answered := session.unreceived(digest)):  # before a crash
-            known = live.exchanges[digest] = Exchange(answered, loop.create_future(), lost=True)
-        doubt = known is not None and self._in_doubt(known)
-        again = known and (known.lost or retry or (key and key == known.key) or doubt)
-        if known and again and known.usable:
-            known.lost, known.sent, known.peer = False, math.inf if doubt else known.sent, peer
+        known, doubt = live.exchanges.meet(digest, retry, key, peer, self.connected)
+        if known:
             self.counts["replayed"] += 1
             if doubt:
                 node, noted = known.call.node.index, session.notes.get("replayed_in_doubt", ())
@@ -204,8 +188,7 @@ class Proxy:
         live.running.add(task)
         task.add_done_callback(live.running.discard)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # no news to the loop
-        kept = {d: e for d, e in live.exchanges.items() if e.call.node.delivery != "acknowledged"}
-        live.exchanges = kept | {digest: exchange}
+        live.exchanges.add(digest, exchange)
         context = call.node.parent
         fork = context.fork if len(context.children) == 1 else ""
         more = {"calls": 1, "prompt_tokens": call.size, f'matched{{level="{place.level}"}}': 1}
@@ -238,27 +221,28 @@ class Proxy:
             task.result()
         yield said[at:]
 
-    def delivered(self, cap: str, exchange: Exchange) -> None:
+    def delivered(self, cap: str, exchange: Exchange, peer: Any = None) -> None:
         """The transport took the whole reply."""
-        exchange.sent = exchange.sent or time.monotonic()
-        if cap in self._live:
-            self._live[cap].session.delivered(exchange.call)
+        if exchange.peer == peer:  # else it went to a client that has tried again since
+            exchange.sent = exchange.sent or time.monotonic()
+            if cap in self._live:
+                self._live[cap].session.delivered(exchange.call)
 
-    def undelivered(self, cap: str, exchange: Exchange, begun: bool) -> None:
+    def undelivered(self, cap: str, exchange: Exchange, begun: bool, peer: Any = None) -> None:
         """The client went away: keep the call for its retry; stop it, if its reply has `begun`."""
-        exchange.lost = True
-        self.counts["orphaned"] += cap in self._live
-        if begun and exchange.task and exchange.task.cancel():
-            self.counts["aborted"] += 1
-
-    def _in_doubt(self, known: Exchange) -> bool:
-        """All of it was sent, nothing has followed, and the connection is gone: was it received?"""
-        young = 0 < time.monotonic() - known.sent < GRACE_SEC
-        return young and not (known.call.node.children or self.connected(known.peer))
+        if exchange.peer == peer:
+            exchange.lost = True
+            self.counts["orphaned"] += cap in self._live
+            if begun and exchange.task and exchange.task.cancel():
+                self.counts["aborted"] += 1
 
     async def _draft(self, session: Session, place: Place, request: Request) -> Context:
         """A short tail is encoded at once: the way to a thread and back would take longer."""
-        if place.parent and sum(len(m["content"]) for m in place.rest) < SHORT_TAIL:
+        if place.context:
+            return place.context
+        told = sum(len(m["content"]) for m in place.rest)
+        replies = any(m["role"] == "assistant" for m in place.rest)
+        if place.parent and not replies and told + len(place.parent.ids) < SHORT_TAIL:
             with suppress(errors.Unextendable):
                 return session.draft(place, request.messages, whole=False)
         run = asyncio.get_running_loop().run_in_executor

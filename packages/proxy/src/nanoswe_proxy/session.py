@@ -13,7 +13,7 @@ import time
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -90,12 +90,8 @@ class Session(State):
         """
         if place.context:
             return place.context
-        parent, rest, fork, tools = (
-            place.parent,
-            place.rest,
-            place.fork,
-            tree.tool_list(place.tools),
-        )
+        parent, rest, fork = place.parent, place.rest, place.fork
+        tools = tree.tool_list(place.tools)
         replay = self._replayed(rest)
         if parent:
             history = [m for node in tree.path(parent) for m in node.messages]
@@ -146,15 +142,14 @@ class Session(State):
         reader = self._reader(context.children[-1])
         return Prepared(context.children[-1], prompt, len(prompt), sampling, reader)
 
-    def unreceived(self, digest: str) -> Prepared | None:
-        """The call of such a body that was committed before a crash, and that nobody received."""
+    def unreceived(self) -> Iterator[Prepared]:
+        """The calls that were committed before a crash, and that nobody received."""
         for node in self.generations():
-            if node.digest == digest and node.delivery == "committed":
+            if node.delivery == "committed":
                 reader = self._reader(node)
                 said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
                 size = len(self.prompt(node.parent))
-                return Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
-        return None
+                yield Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
 
     @staticmethod
     def prompt(context: tree.Context) -> array:
@@ -265,9 +260,8 @@ class Session(State):
         parent = context.parent.index if context.parent else None
         fields = {"parent": parent, "messages": context.messages, "fork": context.fork}
         fields |= {"n": len(context.ids)} | ({} if context.parent else {"tools": context.tools})
-        self._write(
-            {"type": "context", **fields}, array("I", context.ids).tobytes() + context.packed
-        )
+        columns = array("I", context.ids).tobytes() + context.packed
+        self._write({"type": "context", **fields}, columns)
         siblings = context.parent.children if context.parent else self.roots
         return siblings[-1]
 

@@ -20,7 +20,7 @@ from nanoswe_proxy.log import Record
 class Policy:
     """What the session fixes for all of its calls, whatever the agent asks for."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
     trial_id: str
     try_: NonNegativeInt
     seed_key: str
@@ -80,7 +80,7 @@ class State:
         parent = None if fields["parent"] is None else self.nodes[fields["parent"]]
         n = 4 * fields["n"]
         tools = parent.parent.tools if parent else fields["tools"]
-        made = (fields["messages"], tools, array("I", blob[:n]), blob[n:], fields["fork"])
+        made = (fields["messages"], tools, array("I", blob[:n])[:], blob[n:], fields["fork"])
         context = tree.Context(len(self.nodes), parent, *made)
         self.nodes.append(context)
         if parent:
@@ -90,7 +90,7 @@ class State:
 
     def _apply_end(self, node: tree.Generation, fields: dict, blob: bytes) -> None:
         n = 4 * fields["n"]
-        node.ids, node.logprobs = array("I", blob[:n]), array("f", blob[n:])
+        node.ids, node.logprobs = array("I", blob[:n])[:], array("f", blob[n:])[:]  # no spare room
         node.versions = fields["versions"]
         node.stop, node.delivery = fields["stop"], "aborted"
         if view := fields.get("view"):

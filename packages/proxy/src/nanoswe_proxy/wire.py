@@ -91,8 +91,12 @@ def text_key(message: dict) -> int:
 
 def check_tools(tools: Any) -> list[dict] | None:
     """The tool list, or None for none."""
-    if not isinstance(tools or [], list) or not all(isinstance(t, dict) for t in tools or []):
-        raise BadRequest("tools must be a list of objects")
+    said = tools if isinstance(tools or [], list) else [tools]
+    functions = [t.get("function", t) if isinstance(t, dict) else None for t in said or ()]
+    schemas = [f.get("parameters") or {} if isinstance(f, dict) else None for f in functions]
+    found = [s.get("properties") or {} if isinstance(s, dict) else None for s in schemas]
+    if not all(isinstance(properties, dict) for properties in found):
+        raise BadRequest("tools must be a list of objects with JSON schemas as parameters")
     return tools or None
 
 

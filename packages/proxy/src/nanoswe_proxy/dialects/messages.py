@@ -33,7 +33,7 @@ def parse(raw: bytes) -> Request:
     if not isinstance(given, list) or not given:
         raise BadRequest("messages must be a list with at least one message")
     for i, message in enumerate(given):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
+        if not isinstance(message, dict) or str(message.get("role")) not in ROLES:
             raise BadRequest(f"messages[{i}].role must be user or assistant")
         messages += _turns(message, f"messages[{i}]")
     tools = [
@@ -47,7 +47,7 @@ def parse(raw: bytes) -> Request:
 def _turns(message: dict, where: str) -> Iterator[dict]:
     """The chat messages that one message stands for."""
     content, role = message.get("content") or "", ROLES[message["role"]]
-    if isinstance(content, str):
+    if not isinstance(content, list):
         content = [{"type": "text", "text": content}]
     texts: list[str] = []
     spoken: dict[str, Any] = {"role": role, "tool_calls": [], "reasoning": "", "echo": ""}

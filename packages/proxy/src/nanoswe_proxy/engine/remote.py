@@ -97,7 +97,11 @@ class RemoteEngine:
     async def pause(self) -> None:
         """New calls wait. Those in flight are cut off, and go on after `resume`."""
         self._running.clear()
-        await self._command(self.pause_path, {"mode": "abort"})
+        try:
+            await self._command(self.pause_path, {"mode": "abort"})
+        except BaseException:
+            self._running.set()
+            raise
 
     async def resume(self, version: int) -> None:
         """From here on the weights are those of `version`."""
@@ -107,7 +111,10 @@ class RemoteEngine:
 
     async def _command(self, path: str, body: dict[str, str]) -> None:
         async with httpx.AsyncClient(headers=self.headers, timeout=600) as client:
-            answer = await client.post(self.upstream.url + path, params=body, json=body)
+            try:
+                answer = await client.post(self.upstream.url + path, params=body, json=body)
+            except httpx.HTTPError as error:
+                raise EngineError(f"{self.upstream.url}{path}: {error!r}") from error
         if answer.is_error:
             raise EngineError(f"{path} answered {answer.status_code}: is VLLM_SERVER_DEV_MODE=1?")
 

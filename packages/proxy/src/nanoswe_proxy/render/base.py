@@ -139,7 +139,7 @@ class Renderer:
         self, messages: Messages, tools: Tools, known: Mapping[int, Parsed], prompt: bool = True
     ) -> str:
         defuse = self.codec.defuse
-        marked = for_template(messages, self.codec, known, self.family)
+        marked = for_template(messages, self.codec, known, self.family, not prompt)
         safe = map_strings(list(tools), defuse, defuse) if tools else None
         return self._template.render(marked, safe, prompt)
 

@@ -144,9 +144,11 @@ def _head(
 
 
 def for_template(
-    messages: Messages, codec: Codec, known: Mapping[int, Parsed], family: Family
+    messages: Messages, codec: Codec, known: Mapping[int, Parsed], family: Family, every: bool
 ) -> list[dict]:
-    """`known` replies, by index, are rendered as anchors only: their ids will stand there."""
+    """`known` replies, by index, are rendered as anchors only: their ids will stand there. Unless
+    `every` reply needs a place, one that says nothing has none: templates ask whether it is empty.
+    """
     called: dict[str, dict] = {}
     out: list[dict] = []
     for i, message in enumerate(messages):
@@ -160,7 +162,8 @@ def for_template(
             wires = [c.get("id", "") for c in message.get("calls") or ()]
             called |= dict(zip(wires, calls, strict=True))
             content, reasoning = _spoken(message, i, codec, reply, family.think)
-            said["content"] = content + anchor("c", i) * (not calls and not content.strip())
+            bare = (every or reply is not None) and not calls and not content.strip()
+            said["content"] = content + anchor("c", i) * bare
             said |= dict.fromkeys(REASONING, reasoning) if reasoning else {}
             said |= {"tool_calls": calls[: family.most_calls if reply else None]} if calls else {}
         else:
