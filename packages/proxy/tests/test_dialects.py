@@ -35,6 +35,7 @@ FIELDS = ("system", "instructions", "tools", "stop", "stop_sequences", "stream_o
 @example(said=[{"role": ["user"], "content": "x"}], more={})
 @example(said=[{"role": "user", "content": 5}], more={})
 @example(said=[{"role": "user", "content": "x"}], more={"stream_options": 5})
+@example(said=[{"role": "user", "content": "x"}], more={"tools": {"role": None}})
 def test_whatever_is_sent_is_a_request_or_refused(dialect, said, more):
     """No JSON is a fault of ours: a request is read, or it is a 400 with a reason."""
     body = {"messages": said, "input": said, **more}

@@ -91,7 +91,7 @@ def text_key(message: dict) -> int:
 
 def check_tools(tools: Any) -> list[dict] | None:
     """The tool list, or None for none."""
-    said = tools if isinstance(tools or [], list) else [tools]
+    said = tools if isinstance(tools or [], list) else [None]
     functions = [t.get("function", t) if isinstance(t, dict) else None for t in said or ()]
     schemas = [f.get("parameters") or {} if isinstance(f, dict) else None for f in functions]
     found = [s.get("properties") or {} if isinstance(s, dict) else None for s in schemas]
