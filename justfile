@@ -79,10 +79,10 @@ test:
 ci:
     @.ci/run
 
-# What CI does not run or runs in part: all forgeries, all agents, templates, a vLLM server before proxy and trainer
+# What CI does not run or runs in part: all forgeries, all agents, templates, the trainer killed and on Ray
 [group('develop')]
 interop:
-    @nox --session "interop(evalkit)" "interop(trainer)" agents clients openhands ray vllm parity
+    @nox --session "interop(evalkit)" "interop(trainer)" agents clients openhands templates ray
 
 # Full counts and benchmarks, by hand
 [group('develop')]
