@@ -70,7 +70,10 @@ class Server:
         wanted = how.get(most) or how.get("max_completion_tokens") or self.engine.max_context
         room = self.engine.max_context - len(ids)
         sampling = Sampling(
-            how.get("temperature") or 0.0, min(wanted, room), stops, str(how.get("seed"))
+            how.get("temperature") or 0.0,
+            min(wanted, room),
+            stops,
+            str(how.get("seed", how.get("sampling_seed"))),
         )
         session = str(body.get("cache_salt") or body.get("extra_key") or "direct")
         done = "length"

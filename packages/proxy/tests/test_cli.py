@@ -21,9 +21,13 @@ def test_serve_seal_export(folders, tmp_path):
     script, kept = tmp_path / "replies.json", tmp_path / "trajectories.jsonl"
     script.write_text(json.dumps(["left", {"text": "right", "close": True}]))
     options = ["--engine", f"scripted:{script}", "--tokenizer", folders["words"], "--port", "0"]
-    command = [*COMMAND, "serve", *options, "--trajectories", kept]
+    command = [*COMMAND, "serve", *options, "--trajectories", kept, "--logs", tmp_path / "logs"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         url = server.stderr.readline().split()[-1]
+        facts = json.loads(server.stderr.readline().removeprefix("engine: "))
+        assert httpx.get(facts.pop("health")).json()["open_sessions"] == 0
+        assert facts == json.loads((tmp_path / "logs/engine.json").read_text())
+        assert facts["engine"] == "ScriptedEngine" and facts["witnesses"] > 0
         session = httpx.post(f"{url}/sessions", json={"trial_id": "t.0"}).json()
         messages = [{"role": "user", "content": "go"}]
         answer = httpx.post(f"{session['base_url']}/chat/completions", json={"messages": messages})
@@ -38,15 +42,38 @@ def test_serve_seal_export(folders, tmp_path):
     row = json.loads(run.stdout)
     assert tuple(row["tokens"]) == trajectory.samples[0].tokens and row["trial_id"] == "t.0"
     table = subprocess.run([*COMMAND, "export", kept], capture_output=True, text=True, check=True)
-    assert "t.0" in table.stdout
+    head, row = table.stdout.splitlines()
+    assert head.split()[:4] == ["trial", "try", "sample", "tokens"]
+    assert row.split() == [
+        "t.0",
+        "0",
+        "0",
+        str(len(trajectory.samples[0].tokens)),
+        "2",
+        "1",
+        "stop",
+    ]
 
 
 def test_wrong_input_is_one_line_and_code_2(folders, tmp_path):
+    script = tmp_path / "replies.json"
+    script.write_text('["left"]')
     for options, says in (
         (["--engine", "nothing:x", "--tokenizer", folders["words"]], "nothing"),
         (["--engine", "scripted:/nowhere", "--tokenizer", folders["words"]], "/nowhere"),
         (["--engine", "scripted:x", "--tokenizer", tmp_path], "tokenizer.json is missing"),
         (["--tokenizer", tmp_path], "--engine"),
+        (
+            [
+                "--engine",
+                f"scripted:{script}",
+                "--tokenizer",
+                folders["words"],
+                "--trajectories",
+                tmp_path / "no" / "t.jsonl",
+            ],
+            "no/t.jsonl",
+        ),
         *(
             (["--engine", "scripted:x", "--tokenizer", tmp_path, *wrong], wrong[0])
             for wrong in WRONG_NUMBERS

@@ -5,6 +5,7 @@ real socket; the scripted engine's own log is the truth.
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from engine_server import Server, folder_tokens
 from nanoswe_proxy.app import serve
 from nanoswe_proxy.engine import load_engine
 from nanoswe_proxy.engine.base import Sampling
+from nanoswe_proxy.engine.probe import probe
 from nanoswe_proxy.engine.remote import TOKENS_PATH
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.errors import EngineError
@@ -186,6 +188,42 @@ def test_faults_are_one_clear_error(folders, monkeypatch):
     for url in ("http://127.0.0.1:9", "http://nobody.invalid:1", "remote:ftp://x"):
         with pytest.raises(EngineError, match=url.removeprefix("remote:")):
             load_engine(url, folder)
+
+
+RAW = "raw (train at temperature 1)"
+
+
+@WAYS
+@pytest.mark.parametrize("fault", ["", "goes on", "no text", "raw"])
+def test_an_engine_is_probed_before_it_serves(folder, renderer, kind, tokens_path, fault):
+    """Facts of a good one; one line for one that goes on after its stop, or has another tokenizer.
+    The script is a model: what it says depends on the prompt, the seed and the temperature.
+    """
+
+    def script(session, ids, how):
+        dice = 70 + int(how.seed_key) % 20 if how.temperature == 1 else 70
+        return Script(ids=(dice, 71, 72, 99_999 if fault == "no text" else 73))
+
+    async def main():
+        async with connected(folder, script, kind, tokens_path) as (engine, server):
+            whole = server.engine.generate
+
+            async def generate(session, ids, how):
+                stops = server.stop_ids if fault == "goes on" else how.stop_ids
+                async for s in whole(session, ids, replace(how, stop_ids=stops)):
+                    warm = 0.0 if fault == "raw" else how.temperature
+                    yield replace(s, logprob=-(1 + warm) / (1 + s.token))
+
+            server.engine.generate = generate
+            return await probe(engine, renderer)
+
+    if fault in ("goes on", "no text"):
+        with pytest.raises(EngineError, match="not fit to serve: asked to stop at .* it gave"):
+            asyncio.run(main())
+    else:
+        facts = asyncio.run(main())
+        assert facts["seeds_repeat"] and facts["seeds_differ"] and facts["max_context"] == 4000
+        assert facts["logprobs"] == (RAW if fault else "of what is sampled")
 
 
 def test_a_long_prompt_is_serialised_once(folders):

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from nanoswe_proxy import app as shell
-from nanoswe_proxy.app import create_app, serve
+from nanoswe_proxy.app import create_app, serve, watch
 from nanoswe_proxy.dialects import chat as chat_dialect
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.errors import EngineError
@@ -373,7 +373,7 @@ def test_seal_cancels_a_call_in_flight(folders):
             trajectory = await proxy.seal(cap)
             assert (await waiting).status_code == 409
             assert [t.stop for t in trajectory.turns] == ["aborted"]
-            assert proxy.open_sessions == 0
+            assert proxy.health()["open_sessions"] == 0
 
     asyncio.run(main())
 
@@ -452,6 +452,32 @@ def test_the_trainers_routes(folders):
     asyncio.run(main())
 
 
+def test_health_answers_while_the_loop_is_busy(folders):
+    """The loop is held for a second and a half: health says so at once, metrics come as well."""
+
+    async def main():
+        proxy = Proxy(ScriptedEngine(folders["words"], ["left"]), Renderer(folders["words"]))
+        url, seen = watch(proxy, "127.0.0.1", 0), []
+
+        def look():
+            for path in ("health", "metrics"):
+                began = time.perf_counter()
+                answer = httpx.get(f"{url}/{path}", timeout=30)
+                seen.append((time.perf_counter() - began, answer))
+
+        await asyncio.to_thread(look)
+        assert seen[0][1].json()["status"] == "ok" and seen[0][1].json()["late_sec"] < 1
+        looking = asyncio.get_running_loop().run_in_executor(None, look)
+        time.sleep(4)  # nobody else gets a turn
+        (waited, health), (_, metrics) = seen[2:]
+        await looking
+        assert health.json()["status"] == "busy" and health.json()["late_sec"] >= 1 and waited < 3
+        assert "nanoswe_proxy_open_sessions 0" in metrics.text
+        assert httpx.get(f"{url}/sessions").status_code == 404
+
+    asyncio.run(main())
+
+
 def test_a_long_prompt_does_not_stall_the_loop(folders):
     """While a long prompt is encoded, the loop goes on: its longest wait is a part of the whole."""
 
@@ -476,7 +502,8 @@ def test_a_trajectory_is_kept_once_however_often_it_is_sealed(folders, tmp_path)
     async def main(logs):
         folder, kept = folders["words"], []
         proxy = Proxy(ScriptedEngine(folder, ["left"]), Renderer(folder), logs)
-        transport = httpx.ASGITransport(create_app(proxy, on_seal=kept.append))
+        transport = httpx.ASGITransport(create_app(proxy))
+        proxy.on_seal = kept.append
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
             cap = proxy.open("t.0")
             await chat(client, cap)
@@ -484,7 +511,8 @@ def test_a_trajectory_is_kept_once_however_often_it_is_sealed(folders, tmp_path)
             answers = [await s for s in seals]
             assert len({a.text for a in answers}) == 1 and len(kept) == 1
         proxy = Proxy(ScriptedEngine(folder, ["left"]), Renderer(folder), logs)
-        transport = httpx.ASGITransport(create_app(proxy, on_seal=kept.append))
+        transport = httpx.ASGITransport(create_app(proxy))
+        proxy.on_seal = kept.append
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
             again = await client.post(f"/sessions/{cap}/seal")
             assert again.status_code == (200 if logs else 404) and len(kept) == 1

@@ -10,6 +10,8 @@ import inspect
 import json
 import secrets
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
@@ -91,11 +93,8 @@ class _Reply(Response):
 class _Routes:
     """The handlers of one proxy."""
 
-    def __init__(
-        self, proxy: Proxy, on_seal: Callable[[Trajectory], None] | None, admin_key: str
-    ) -> None:
-        self.proxy, self.on_seal, self.admin_key = proxy, on_seal, admin_key.encode()
-        self._unsaved: set[str] = set()
+    def __init__(self, proxy: Proxy, admin_key: str) -> None:
+        self.proxy, self.admin_key = proxy, admin_key.encode()
 
     def control(self, act: Any, status: int = 200) -> Callable:
         """A route of the trainer's: only for whoever has the admin's key, if there is one."""
@@ -123,6 +122,7 @@ class _Routes:
                 self.proxy.live(cap)  # unknown ones are refused before the body is read
             raw = await _body(request)
             cap = cap or self._named(request, str(wire.loads(raw).get("nanoswe_session") or ""))
+            self.proxy.live(cap)
             wanted = dialect.parse(raw)
             if count:
                 return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})
@@ -135,19 +135,11 @@ class _Routes:
         return handler
 
     def _named(self, request: HttpRequest, in_body: str = "") -> str:
-        """The capability, where the URL has none: the first that is live. Many clients always send
-        a key, which may be none.
-        """
+        """The capability, where the URL has none; many clients send a key that is none."""
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        headers = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
-        failed = ProxyError("no session is named", 404, "unknown_session")
-        for cap in (c for c in (*headers, bearer, in_body) if c):
-            try:
-                self.proxy.live(cap)
-                return cap
-            except ProxyError as error:  # a sealed session says more than an unknown one
-                failed = max(failed, error, key=lambda e: e.status)
-        raise failed
+        ours, key = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
+        named = [c for c in (ours, in_body, key, bearer) if c]
+        return next(filter(self.proxy.is_open, named), named[0] if named else "")
 
     async def models(self, request: HttpRequest) -> Response:
         self.proxy.live(request.path_params.get("cap") or self._named(request))
@@ -162,58 +154,27 @@ class _Routes:
         cap = self.proxy.open(try_=facts.pop("try", 0), **facts)
         return {"cap": cap, "base_url": self.proxy.base_url(cap)}
 
-    async def seal(self, cap: str, _: dict) -> Trajectory:
-        if self.on_seal and self.proxy.is_open(cap):
-            self._unsaved.add(cap)
-        trajectory = await self.proxy.seal(cap)
-        if self.on_seal and cap in self._unsaved:  # once, however often it is sealed
-            self.on_seal(trajectory)
-            self._unsaved.discard(cap)
-        return trajectory
-
-    async def pause(self, *_: Any) -> dict:
-        await self.proxy.pause()
-        return {"paused": True}
-
-    async def resume(self, _: str, wanted: dict) -> dict:
-        version = wanted.get("version")
-        if type(version) is not int or version < 0:
-            raise BadRequest(f"version = {version!r}: it must be a number from 0 on")
-        await self.proxy.resume(version)
-        return {"paused": False, "version": version}
-
-    def show(self, cap: str, _: dict) -> Trajectory:
-        """The trajectory so far; an open session's is incomplete, and says so."""
-        return export.trajectory(self.proxy.live(cap).session)
-
     async def health(self, request: HttpRequest) -> Response:
-        version, sessions = self.proxy.engine.version, self.proxy.open_sessions
-        return JSONResponse({"status": "ok", "version": version, "open_sessions": sessions})
+        return JSONResponse(self.proxy.health())
 
     async def metrics(self, request: HttpRequest) -> Response:
-        series = ((*k.partition("{"), v) for k, v in sorted(self.proxy.counts.items()))
-        lines = [f"nanoswe_proxy_{name}_total{a}{b} {v}" for name, a, b, v in series]
-        lines.append(f"nanoswe_proxy_open_sessions {self.proxy.open_sessions}")
-        return PlainTextResponse("\n".join(lines) + "\n")
+        return PlainTextResponse(self.proxy.metrics())
 
     async def error(self, request: HttpRequest, error: Exception) -> Response:
         if isinstance(error, HTTPException):  # no such route
-            shaped = BadRequest(f"{request.method} {request.url.path}: {error.detail}")
-            return JSONResponse(shaped.body(), error.status_code)
+            what = f"{request.method} {request.url.path}: {error.detail}"
+            error = BadRequest(what, error.status_code)
         assert isinstance(error, ProxyError)
         self.proxy.counts[f'errors{{status="{error.status}"}}'] += 1
         shape = getattr(getattr(request.state, "dialect", chat), "error", ProxyError.body)
         return JSONResponse(shape(error), error.status)
 
 
-def create_app(
-    proxy: Proxy, *, control: bool = True, on_seal: Callable[[Trajectory], None] | None = None,
-    admin_key: str = "",
-) -> Starlette:  # fmt: skip
+def create_app(proxy: Proxy, *, control: bool = True, admin_key: str = "") -> Starlette:
     """The ASGI application. `control` adds the routes that open, show and seal sessions; keep
     agents away from them, or give them a key.
     """
-    to = _Routes(proxy, on_seal, admin_key)
+    to = _Routes(proxy, admin_key)
     routes = [Route("/healthz", to.health), Route("/metrics", to.metrics)]
     for at in ("/s/{cap}/v1", "/v1"):
         count = to.speak(messages, count=True)
@@ -222,12 +183,14 @@ def create_app(
         routes += [Route(f"{at}/{p}", to.speak(d), methods=["POST"]) for p, d in DIALECTS.items()]
     if control:
         routes.append(Route("/sessions", to.control(to.open, 201), methods=["POST"]))
-        posted = {"/sessions/{cap}/annotate":
-                      lambda cap, notes: proxy.live(cap).session.annotate(notes),
-                  "/sessions/{cap}/seal": to.seal, "/pause": to.pause,
-                  "/resume": to.resume}  # fmt: skip
+        posted: dict[str, Callable] = {
+            "/sessions/{cap}/annotate": lambda cap, notes: proxy.live(cap).session.annotate(notes),
+            "/sessions/{cap}/seal": lambda cap, _: proxy.seal(cap),
+            "/pause": lambda *_: proxy.pause(),
+            "/resume": lambda _, wanted: proxy.resume(wanted.get("version")),
+        }
         routes += [Route(p, to.control(act), methods=["POST"]) for p, act in posted.items()]
-        shown = {"/sessions/{cap}": to.show,
+        shown = {"/sessions/{cap}": lambda cap, _: export.trajectory(proxy.live(cap).session),
                  "/s/{cap}/view": lambda cap, _: view.page(proxy.live(cap).session)}  # fmt: skip
         routes += [Route(p, to.control(act)) for p, act in shown.items()]
     handlers = dict.fromkeys((ProxyError, HTTPException), to.error)
@@ -261,6 +224,25 @@ async def serve(
         finally:
             server.should_exit = True
             await running
+
+
+def watch(proxy: Proxy, host: str, port: int) -> str:
+    """Health and metrics from a thread of their own, which answers while the loop is busy; its URL.
+    `late_sec` is how long the loop took to turn.
+    """
+    loop = asyncio.get_running_loop()
+
+    async def health(request: HttpRequest) -> Response:
+        began, turn = time.monotonic(), asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
+        await asyncio.wait({asyncio.wrap_future(turn)}, timeout=1.0)
+        late = {"late_sec": round(time.monotonic() - began, 3)}
+        return JSONResponse(proxy.health() | late | ({} if turn.done() else {"status": "busy"}))
+
+    routes = [Route("/health", health), Route("/metrics", _Routes(proxy, "").metrics)]
+    config = uvicorn.Config(Starlette(routes=routes), log_config=None, lifespan="off", ws="none")
+    listener, run = socket.create_server((host, port)), uvicorn.Server(config).run
+    threading.Thread(target=run, kwargs={"sockets": [listener]}, daemon=True).start()
+    return f"http://{host}:{listener.getsockname()[1]}"
 
 
 async def _body(request: HttpRequest) -> bytes:

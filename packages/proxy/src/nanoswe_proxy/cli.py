@@ -32,13 +32,11 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option(
-    "--engine", required=True,
-    help="http://HOST:PORT (vLLM, SGLang), scripted:FILE, or import.path:Class[:ARGUMENT].",
-)  # fmt: skip
+@click.option("--engine", required=True, help="http://HOST:PORT, scripted:FILE, or MODULE:CLASS.")
 @click.option("--tokenizer", required=True, type=FOLDER, help="Model folder: its template, too.")
 @option("--host", default="127.0.0.1")
 @option("--port", default=8080, type=click.IntRange(0, 65535), help="0 picks a free one.")
+@option("--health-port", default=0, type=click.IntRange(0, 65535), help="From a thread of its own.")
 @option("--temperature", default=1.0, type=click.FloatRange(0, 1000))
 @option("--max-tokens", default=512, type=SOME)
 @option("--max-sessions", default=10_000, type=SOME, help="More are refused.")
@@ -46,31 +44,38 @@ def cli() -> None:
 @click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
 @click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
 def serve(
-    engine: str, tokenizer: Path, host: str, port: int, trajectories: Path | None,
-    logs: Path | None, **limits: Any,
+    engine: str, tokenizer: Path, host: str, port: int, health_port: int,
+    trajectories: Path | None, logs: Path | None, **limits: Any,
 ) -> None:  # fmt: skip
     """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
     import uvloop
 
-    from nanoswe_proxy.app import create_app
+    from nanoswe_proxy.app import create_app, watch
     from nanoswe_proxy.app import serve as running
     from nanoswe_proxy.engine import load_engine
+    from nanoswe_proxy.engine.probe import probe
     from nanoswe_proxy.proxy import Proxy
     from nanoswe_proxy.render.base import Renderer
     from nanoswe_proxy.trajectory import write_jsonl
 
     async def run() -> None:
         renderer = Renderer(tokenizer)
+        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **limits)
+        facts = await probe(proxy.engine, renderer)
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **limits)
+            (logs / "engine.json").write_text(json.dumps(facts) + "\n")
         stop = asyncio.Event()
         for sign in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(sign, stop.set)
-        keep = partial(write_jsonl, trajectories) if trajectories else None
-        app = create_app(proxy, on_seal=keep, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
+        if trajectories:
+            write_jsonl(trajectories)  # what cannot be written is said now
+            proxy.on_seal = partial(write_jsonl, trajectories)
+        app = create_app(proxy, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
         async with running(proxy, host, port, app=app) as url:
             click.echo(f"listening on {url}", err=True)
+            facts |= {"health": watch(proxy, host, health_port) + "/health"}
+            click.echo(f"engine: {json.dumps(facts)}", err=True)
             await stop.wait()
 
     gc.freeze()  # what was imported lives as long as the process: no need to look at it again
@@ -97,22 +102,18 @@ def replay(log: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per sample.")
 def export(file: Path, as_json: bool) -> None:
     """The samples in FILE (trajectories as JSONL): a table, or with --json the rows."""
-    from rich.console import Console
-    from rich.table import Table
-
     from nanoswe_proxy.trajectory import read_jsonl
 
-    table = Table("trial", "try", "sample", "tokens", "trained", "turns", "stops")
+    line = "{:24} {:>3} {:>6} {:>8} {:>8} {:>5}  {}".format
+    if not as_json:
+        click.echo(line("trial", "try", "sample", "tokens", "trained", "turns", "stops"))
     for trajectory in read_jsonl(file):
         rows = json.loads(trajectory.to_json())["samples"]
         for i, (sample, row) in enumerate(zip(trajectory.samples, rows, strict=True)):
             which = {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i}
-            if as_json:
-                click.echo(json.dumps(which | row, allow_nan=False))
             facts = (len(sample.tokens), sum(sample.mask), len(sample.stops))
-            table.add_row(*map(str, (*which.values(), *facts)), " ".join(sample.stops.values()))
-    if not as_json:
-        Console().print(table)
+            told = line(*which.values(), *facts, " ".join(sample.stops.values()))
+            click.echo(json.dumps(which | row, allow_nan=False) if as_json else told)
 
 
 def main() -> None:

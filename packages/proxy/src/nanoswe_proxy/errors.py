@@ -38,9 +38,7 @@ class SealedError(ProxyError):
 
 
 class EngineError(ProxyError):
-    """The engine failed or broke its protocol; the partial turn is kept, masked as `aborted`."""
-
-    status, code = 502, "engine_error"
+    status, code = 502, "engine_error"  # the partial turn is kept, masked as `aborted`
 
 
 class RenderError(ProxyError):
@@ -50,9 +48,7 @@ class RenderError(ProxyError):
 
 
 class LogError(ProxyError):
-    """A session log that cannot be written, or a file that is none."""
-
-    code = "log_error"
+    code = "log_error"  # a log that cannot be written, or a file that is none
 
 
 class TemplateRefused(RenderError):
@@ -64,6 +60,4 @@ class Unextendable(RenderError):
 
 
 class TrajectoryError(ProxyError):
-    """Token rows that do not line up, or a record of an unknown schema."""
-
-    code = "trajectory_error"
+    code = "trajectory_error"  # rows that do not line up, or an unknown schema

@@ -30,9 +30,8 @@ def trajectory(state: State) -> Trajectory:
         for node in tree.path(leaf):
             owner.setdefault(node.index, leaf.index)
     masked: Counter[str] = Counter()
-    for turn in turns:
-        if turn.masked and turn.sampled_tokens:
-            masked[turn.masked] += turn.sampled_tokens
+    for turn in (t for t in turns if t.masked and t.sampled_tokens):
+        masked[turn.masked] += turn.sampled_tokens
     samples = tuple(_row(leaf, owner, number) for leaf in leaves)
     sampled = sum(turn.sampled_tokens for turn in turns)
     kept = sum(s.provenance.count(Provenance.SAMPLED) for s in samples)

@@ -69,11 +69,8 @@ def read(path: Path) -> Contents:
     if not data.startswith(MAGIC):
         if MAGIC.startswith(data):
             return Contents([], 0, b"", bool(data))
-        wrong = "no session log"
-        if data.startswith(MAGIC[:-2]):
-            named = data[:24].decode(errors="replace").split()[0]
-            wrong = f"of another version, {named}: replay it with that one, then move it away"
-        raise LogError(f"{path} is {wrong}; this version reads {MAGIC.decode().strip()}")
+        raise LogError(f"{path} is no session log of this version, {MAGIC.decode().strip()}: "
+                       "replay an older one with what wrote it, and move it away")  # fmt: skip
     records, chain, at = [], b"", len(MAGIC)
     while at < len(data):
         start = at + _HEAD.size

@@ -9,6 +9,7 @@ Refuses unknown capabilities (404) and sealed sessions (409).
 import asyncio
 import hashlib
 import json
+import math
 import os
 import secrets
 import time
@@ -26,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from nanoswe_proxy import errors, export
 from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
-from nanoswe_proxy.exchange import Exchange, Exchanges
+from nanoswe_proxy.exchange import Exchange, meet
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Delta
@@ -45,7 +46,7 @@ POLICY = TypeAdapter(Policy)
 @dataclass
 class _Live:
     session: Session
-    exchanges: Exchanges = field(default_factory=Exchanges)
+    exchanges: list[Exchange] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     running: set["asyncio.Future[None]"] = field(default_factory=set)
 
@@ -63,6 +64,7 @@ class Proxy:
         self.root_url = ""
         self.counts: Counter[str] = Counter()
         self.connected: Callable[[Any], bool] = lambda peer: True
+        self.on_seal: Callable[[Trajectory], None] = lambda trajectory: None
         self.open_gate = asyncio.Event()
         self.open_gate.set()
         # Fewer than there are processors: the loop's thread always has one.
@@ -73,12 +75,9 @@ class Proxy:
             found = read(path)
             if found.records and found.records[-1][0]["type"] != "seal":
                 session = Session.resume(found.records, renderer, Log(path, found))
-                self._live[session.cap] = _Live(session, Exchanges(session.unreceived()))
+                lost = [Exchange(c, c.node.digest, lost=True) for c in session.unreceived()]
+                self._live[session.cap] = _Live(session, lost)
                 self.counts["recovered"] += 1
-
-    @property
-    def open_sessions(self) -> int:
-        return len(self._live)
 
     def is_open(self, cap: str) -> bool:
         return cap in self._live
@@ -86,9 +85,8 @@ class Proxy:
     def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
         """A new session; its capability. `fixed` are other fields of `state.Policy`."""
         if len(self._live) >= self.max_sessions:
-            raise errors.ProxyError(
-                f"{len(self._live)} sessions are open", 503, "too_many_sessions"
-            )
+            many = f"{len(self._live)} sessions are open"
+            raise errors.ProxyError(many, 503, "too_many_sessions")
         cap = secrets.token_urlsafe(18)
         facts = {"trial_id": trial_id, "try_": try_, "seed_key": f"{trial_id}/{try_}"}
         facts |= self.defaults | {k: v for k, v in fixed.items() if v is not None}
@@ -117,6 +115,7 @@ class Proxy:
             return export.trajectory(replay(read(path).records))
         live = self.live(cap)
         trajectory = live.session.seal()
+        self.on_seal(trajectory)  # where it fails, whoever seals again gets here again
         del self._live[cap]
         if not path:
             self._sealed[cap] = trajectory
@@ -129,10 +128,8 @@ class Proxy:
         await self.engine.release(cap)
         return trajectory
 
-    async def pause(self) -> None:
-        """New calls wait; an engine that can be paused cuts off those in flight until `resume`.
-        Where the engine fails to, all goes on as before.
-        """
+    async def pause(self) -> dict:
+        """New calls wait; an engine that can be paused cuts off those in flight until `resume`."""
         self.open_gate.clear()
         try:
             if isinstance(self.engine, Pausable):
@@ -140,16 +137,19 @@ class Proxy:
         except BaseException:
             self.open_gate.set()
             raise
+        return {"paused": True}
 
-    async def resume(self, version: int) -> None:
+    async def resume(self, version: Any) -> dict:
         """From here on the weights are those of `version`."""
+        if type(version) is not int or version < 0:
+            raise errors.BadRequest(f"version = {version!r}: it must be a number from 0 on")
         if isinstance(self.engine, Pausable):
             await self.engine.resume(version)
         elif version != self.engine.version:
-            raise errors.BadRequest(
-                f"the engine's own version is {self.engine.version}, not {version}"
-            )
+            own = self.engine.version
+            raise errors.BadRequest(f"the engine's own version is {own}, not {version}")
         self.open_gate.set()
+        return {"paused": False, "version": version}
 
     def live(self, cap: str) -> _Live:
         """The open session of a capability."""
@@ -164,16 +164,16 @@ class Proxy:
         self, cap: str, raw: bytes, request: Request, *, retry: bool = False, key: str = "",
         peer: Any = None,
     ) -> Exchange:  # fmt: skip
-        """Start a call, or meet the one that the same body started and nobody received.
-
-        A client that says it tries again (the same Idempotency-Key, or `retry` where one call can
-        be meant) is believed. Calls are placed in the order in which they came.
+        """Start a call, or meet the one that the same body started and nobody received; `retry`
+        and `key` are what the client says of that. Calls are placed in the order of their coming.
         """
         live, loop = self.live(cap), asyncio.get_running_loop()
         session, messages = live.session, request.messages
         digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
-        known, doubt = live.exchanges.meet(digest, retry, key, peer, self.connected)
+        known, doubt = meet(live.exchanges, digest, retry, key, self.connected)
         if known:
+            known.lost, known.peer = False, peer
+            known.sent = math.inf if doubt else known.sent
             self.counts["replayed"] += 1
             if doubt:
                 node, noted = known.call.node.index, session.notes.get("replayed_in_doubt", ())
@@ -183,12 +183,12 @@ class Proxy:
             place = session.locate(messages, request.tools)
             context = await self._draft(session, place, request)
             call = session.admit(place, context, len(messages), request.requested, digest)
-        exchange = Exchange(call, loop.create_future(), key=key, peer=peer)
+        exchange = Exchange(call, digest, loop.create_future(), key=key, peer=peer)
         exchange.task = task = asyncio.create_task(self._generate(session, exchange))
         live.running.add(task)
         task.add_done_callback(live.running.discard)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # no news to the loop
-        live.exchanges.add(digest, exchange)
+        live.exchanges = [*(e for e in live.exchanges if e.usable), exchange]
         context = call.node.parent
         fork = context.fork if len(context.children) == 1 else ""
         more = {"calls": 1, "prompt_tokens": call.size, f'matched{{level="{place.level}"}}': 1}
@@ -236,6 +236,15 @@ class Proxy:
             if begun and exchange.task and exchange.task.cancel():
                 self.counts["aborted"] += 1
 
+    def health(self) -> dict:
+        return {"status": "ok", "version": self.engine.version, "open_sessions": len(self._live)}
+
+    def metrics(self) -> str:
+        """What was counted, as Prometheus reads it."""
+        series = ((*k.partition("{"), v) for k, v in sorted(self.counts.copy().items()))
+        lines = [f"nanoswe_proxy_{name}_total{a}{b} {v}" for name, a, b, v in series]
+        return "\n".join([*lines, f"nanoswe_proxy_open_sessions {len(self._live)}\n"])
+
     async def _draft(self, session: Session, place: Place, request: Request) -> Context:
         """A short tail is encoded at once: the way to a thread and back would take longer."""
         if place.context:
@@ -266,10 +275,9 @@ class Proxy:
             if session.sealed:
                 raise errors.SealedError("the session was sealed during the call") from error
             raise
-        except errors.ProxyError:
-            raise
         except Exception as error:  # an engine may fail in any way; the agent gets a 502
-            raise errors.EngineError(f"{type(error).__name__}: {error}") from error
+            known = isinstance(error, errors.ProxyError)
+            raise error if known else errors.EngineError(repr(error)) from error
         finally:
             session.abort(call)  # nothing happens to a committed call
             self.counts["sampled_tokens"] += len(call.node.ids)

@@ -229,9 +229,8 @@ class Session(State):
         return export.trajectory(self)
 
     def _reader(self, node: tree.Generation) -> Reader:
-        return self.renderer.reader(
-            tree.tool_list(node.parent.tools), node.requested.get("stop", ())
-        )
+        tools = tree.tool_list(node.parent.tools)
+        return self.renderer.reader(tools, node.requested.get("stop", ()))
 
     def _replayed(self, messages: Sequence[dict]) -> dict[int, array]:
         """The sampled ids of the replies among `messages` that were sampled here, by index."""

@@ -21,8 +21,7 @@ def parse(raw: bytes) -> Request:
     body = wire.loads(raw)
     if body.get("n") not in (None, 1):
         raise BadRequest("n must be 1: send the request again for another sample")
-    options = body.get("stream_options")
-    usage = isinstance(options, dict) and bool(options.get("include_usage"))
+    usage = isinstance(o := body.get("stream_options"), dict) and bool(o.get("include_usage"))
     return finish(body, body.get("messages"), body.get("tools"), RECORDED, usage)
 
 

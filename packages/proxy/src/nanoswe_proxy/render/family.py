@@ -146,8 +146,8 @@ def _head(
 def for_template(
     messages: Messages, codec: Codec, known: Mapping[int, Parsed], family: Family, every: bool
 ) -> list[dict]:
-    """`known` replies, by index, are rendered as anchors only: their ids will stand there. Unless
-    `every` reply needs a place, one that says nothing has none: templates ask whether it is empty.
+    """`known` replies, by index, are anchors only: their ids will stand there. An empty one has a
+    place where `every` one wants it: templates ask whether it is empty.
     """
     called: dict[str, dict] = {}
     out: list[dict] = []
