@@ -57,14 +57,18 @@ target "service" {
   matrix   = { package = ["proxy", "evalkit"] }
   context  = "docker/service"
   contexts = { python = "target:python-3_11", dist = "dist" }
-  args     = { PACKAGE = package, EXTRA = package == "evalkit" ? "[bwrap]" : "" }
+  args = {
+    PACKAGE  = package
+    SIBLINGS = package == "evalkit" ? "harbor" : ""
+    EXTRA    = package == "evalkit" ? "[bwrap]" : ""
+  }
   tags     = ["${REGISTRY}/${package}:${TAG}"]
 }
 
 target "trainer-cpu" {
   context  = "docker/trainer"
   target   = "cpu"
-  contexts = { python = "target:python-3_11", dist = "dist" }
+  contexts = { python = "target:python-3_11", dist = "dist", service = "docker/service" }
   args     = { TORCH = "2.13.0" }
   tags     = ["${REGISTRY}/trainer:${TAG}-cpu"]
 }

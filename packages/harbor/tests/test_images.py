@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nanoswe_harbor.convert import convert, render
-from nanoswe_harbor.envspec import built_name, known_specs, spec_of
+from nanoswe_harbor.envspec import EnvSpec, built_name, known_specs, spec_of
 from nanoswe_harbor.families import facts
 from nanoswe_harbor.images import ImagesError, Target, plan
 from nanoswe_harbor.promises import format_faults
@@ -54,13 +54,52 @@ def test_every_row_finds_its_image_among_those_of_its_dataset(verified: tuple[Pa
         assert {p for p in spec_of(row)[1].lock if "==" in p} <= {*target.pins}
 
 
-def test_an_alias_stands_for_the_image_of_most_rows() -> None:
-    tags = {tag: target for target in plan("verified") for tag in target.tags}
-    # astropy 5.0 has two rows of each of two locks, listed in this order
-    first = tags["nanoswe/env:astropy__astropy-5.0"]
-    assert any(tag.startswith("nanoswe/env:astropy__astropy-5.0-") for tag in first.tags)
-    both = [tag for tag in tags if tag.startswith("nanoswe/env:astropy__astropy-5.0-")]
-    assert len(both) == 2
+def test_an_alias_stands_for_the_image_of_most_rows(tmp_path: Path) -> None:
+    alias, users = "nanoswe/env:django__django-5.0", facts("locks")["pairs"]["django/django"]["5.0"]
+    assert {key: len(rows) for key, rows in users.items()} == {
+        "44023de7a3f5": 21, "0d20261df4e0": 3
+    }  # fmt: skip
+
+    def lock_of(source: str) -> str:
+        (tag,) = {t for found in plan(source) if alias in found.tags for t in found.tags
+                  if t.startswith(f"{alias}-")}  # fmt: skip
+        (lock,) = {
+            spec.lock for _, spec in known_specs("swebench") if spec.digest[:12] == tag[-12:]
+        }
+        return next(key for key in users if tuple(facts("locks")["locks"][key]) == lock)
+
+    assert lock_of("verified") == "44023de7a3f5"
+    row = json.loads(EXCERPT.read_text().splitlines()[0]) | {"version": "5.0"}
+    ids = [users["44023de7a3f5"][0], *users["0d20261df4e0"][:2]]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({**row, "instance_id": name}) for name in ids))
+    assert lock_of(str(file)) == "0d20261df4e0"
+
+
+def test_the_digest_is_that_of_what_the_image_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python, also beside pins that do not name it, and what stands for conda's packages."""
+    pins = EnvSpec(repo="a/b", version="1", python="3.9", test_cmd="", parser="", directives="none",
+                   lock=("x==1",))  # fmt: skip
+    assert pins.digest != pins.model_copy(update={"python": "3.10"}).digest
+    conda = pins.model_copy(update={"lock": ("python=3.9.20=h1_0", "iris=3.1=py39_0")})
+    before, table = conda.digest, facts("images")["conda"]
+    assert conda.contents == ("3.9", ["scitools-iris==3.1"], [])
+    monkeypatch.setitem(table, "no_wheel", [*table["no_wheel"], "iris"])
+    assert conda.contents == ("3.9", [], ["iris=3.1"]) and conda.digest != before
+
+
+def test_a_row_that_brings_its_image_gets_into_no_build(tmp_path: Path) -> None:
+    row = json.loads(EXCERPT.read_text().splitlines()[0])
+    hostile = '1 $(touch /tmp/x)"; `id`\nRUN touch /tmp/x\n\t}{{ 7 * 7 }}'
+    row |= {"repo": "some/body", "version": hostile, "image": "x/y:1", "test_cmd": "pytest"}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row))
+    with pytest.raises(ImagesError, match="no environment"):
+        plan(str(file))
+    convert(read_rows(str(file)), tmp_path / "tasks", "rows", images="built")
+    (task,) = load_tasks(tmp_path / "tasks")
+    assert re.fullmatch(r"nanoswe/env:[\w.-]+", task.docker_image, re.ASCII)
+    assert "touch" not in (task.path / "environment/Dockerfile").read_text().replace("_touch_", "")
 
 
 def target(source: str, alias: str) -> Target:

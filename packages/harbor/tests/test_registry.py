@@ -133,7 +133,8 @@ class Handler(BaseHTTPRequestHandler):
             front.seen[self.path] += 1
             front.live += 1
             front.most_live = max(front.most_live, front.live)
-        if "slow" in front.faults:
+        late = "uneven" in front.faults and self.path[-1] in "02468"
+        if late or "slow" in front.faults:
             time.sleep(0.2)
         with front.lock:
             front.live -= 1
@@ -202,6 +203,15 @@ def test_digests_whatever_the_front_does(front: Front, server: str, faults: set[
     there = {"some/thing:1": digest, f"some/thing@{digest}": digest}
     assert found == {**there, "some/thing:2": "", "no/thing": ""}
     assert front.tokens <= 4 and bool(front.tokens) == ("token" in faults)
+
+
+@pytest.mark.interop
+def test_requests_that_began_without_a_token_get_another_turn(front: Front, server: str) -> None:
+    """Some are denied only after others, of the same repository, have fetched its token."""
+    names = [f"many/tags:{number}" for number in range(12)]
+    pushed = [push(server, "many/tags", str(number), [FIRST]) for number in range(12)]
+    front.faults = {"token", "uneven"}
+    assert ask(names, front.url, jobs=12) == dict(zip(names, pushed, strict=True))
 
 
 class Web(Handler):
@@ -301,3 +311,28 @@ def test_check_pins_what_is_published_and_lists_what_is_not(server: str, tmp_pat
     assert check(tasks) == told
     code, text = check(tasks, "--json")
     assert code == 1 and json.loads(text)[pinned] == digest
+
+
+@pytest.mark.interop
+def test_an_image_is_pinned_where_it_is_named_and_nowhere_else(server: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    row = json.loads(EXCERPT.read_text().splitlines()[0])
+    told = {"image": "some/thing:1", "repo": "some/body", "difficulty": "see some/thing:1"}
+    rows.write_text(json.dumps({**row, **told}))
+    cli = [sys.executable, "-m", "nanoswe_harbor"]
+    subprocess.run([*cli, "convert", rows, "--out", tmp_path / "tasks"], check=True)
+    shutil.copytree(tmp_path / "tasks", tmp_path / "all")
+    other = tmp_path / "all" / "own"  # a task whose Dockerfile says what it starts from
+    (other / "tests").mkdir(parents=True)
+    for name in ("instruction.md", "tests/test.sh", "environment/Dockerfile"):
+        (other / name).parent.mkdir(exist_ok=True)
+        (other / name).write_text("FROM some/thing:1\n")
+    (other / "task.toml").write_text('schema_version = "1.4"\n')
+    digest = push(server, "some/thing", "1", [FIRST])
+    argv = [*cli, "images", tmp_path / "all", "--check", "--registry", server]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 of 1 images are there\n"), done.stderr
+    assert (other / "environment/Dockerfile").read_text() == "FROM some/thing:1\n"
+    task = load_tasks(tmp_path / "all")[0]
+    assert task.docker_image == f"some/thing:1@{digest}"
+    assert task.metadata["difficulty"] == told["difficulty"]

@@ -104,6 +104,16 @@ def test_layers_become_a_tree(tmp_path: Path, oci: bool) -> None:
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [folder.name, "names"]
 
 
+def test_a_hard_link_to_a_link_is_the_link(tmp_path: Path) -> None:
+    links = [("lib", (LINK, "a")), ("lib64", (HARD, "lib")), ("p", (LINK, "/etc/passwd"))]
+    content = layer(("a", DIR), *links, ("new/q", (HARD, "p")))
+    folder = unpack(str(archive(tmp_path / "image.tar", [content])), tmp_path / "store")
+    assert tree(folder / "root") == {
+        "a": None, "lib": "-> a", "lib64": "-> a", "new": None, "new/q": "-> /etc/passwd",
+        "p": "-> /etc/passwd",
+    }  # fmt: skip
+
+
 def test_the_same_image_is_unpacked_once_and_set_id_bits_are_lost(tmp_path: Path) -> None:
     content = layer(("su", b"x"), mode=0o6755)
     source = archive(tmp_path / "image.tar", [content])
@@ -125,6 +135,12 @@ HOSTILE = {
     "an absolute hard link": [("a", (HARD, "/etc/passwd"))],
     "a hard link to nothing": [("a", (HARD, "b"))],
     "a hard link through a link": [("l", (LINK, "/etc")), ("a", (HARD, "l/passwd"))],
+    "a hard link to a link, from where it leads out": [
+        ("d", DIR),
+        ("d/e", DIR),
+        ("d/e/l", (LINK, "../../x")),
+        ("l", (HARD, "d/e/l")),
+    ],
     "a device": [("sda", (tarfile.BLKTYPE, ""))],
     "a pipe": [("p", (tarfile.FIFOTYPE, ""))],
     "a whiteout that leads out": [("a", DIR), ("a/.wh...", b"")],
@@ -191,6 +207,16 @@ def test_an_opaque_mark_spares_what_came_with_it(tmp_path: Path) -> None:
     assert set(tree(folder / "root")) == {"d", "d/e", "d/e/high", "d/last"}
 
 
+def _no_time() -> bytes:
+    """A layer with a file of an endless time."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("x")
+        info.pax_headers = {"mtime": "inf"}
+        tar.addfile(info)
+    return file.getvalue()
+
+
 def listing(config: str, *layers: str) -> bytes:
     described = [{"Config": config, "RepoTags": [], "Layers": layers}]
     return layer(("manifest.json", json.dumps(described).encode()))
@@ -198,6 +224,7 @@ def listing(config: str, *layers: str) -> bytes:
 
 def test_what_is_no_image(tmp_path: Path) -> None:
     whole = archive(tmp_path / "image.tar", [FIRST]).read_bytes()
+    tagged = archive(tmp_path / "tagged.tar", [FIRST]).read_bytes()
     broken = {
         "empty": b"",
         "text": b"no archive\n" * 100,
@@ -206,6 +233,9 @@ def test_what_is_no_image(tmp_path: Path) -> None:
         "no list": layer(("manifest.json", b"{}")),
         "no layer": listing("c", "l"),
         "outside": listing("/etc/passwd"),
+        "no name": tagged.replace(b'["x/y:1"]', b"[1234567]"),
+        "a name that leads out": tagged.replace(b'"x/y:1"', b'"../../"'),
+        "no time": archive(tmp_path / "time.tar", [_no_time()]).read_bytes(),
     }
     for name, content in broken.items():
         (tmp_path / name).write_bytes(content)

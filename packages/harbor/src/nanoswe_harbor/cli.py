@@ -208,10 +208,12 @@ def unpack(source: str, **given: Any) -> None:
 @click.argument("datasets", nargs=-1, required=True, type=FOLDER)
 @click.option("--yes", is_flag=True, help="remove them; without it they are only listed")
 def prune(datasets: tuple[Path, ...], yes: bool) -> None:
-    """Remove environment images that no task of DATASETS names."""
+    """Remove images of environments and tasks that no task of DATASETS names."""
     from nanoswe_harbor.task import load_tasks
 
-    named = {task.docker_image for dataset in datasets for task in load_tasks(dataset)}
+    tasks = [task for dataset in datasets for task in load_tasks(dataset)]
+    named = {task.docker_image.partition("@")[0] for task in tasks}
+    named |= {f"nanoswe/task:{task.task_id.lower()}" for task in tasks}
     _print_rows("prune", *["--yes"] * yes, stdin="\n".join(sorted(named)))
 
 

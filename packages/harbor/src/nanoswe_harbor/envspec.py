@@ -61,13 +61,36 @@ class EnvSpec(BaseModel):
     directives: str  # what becomes of test files after test_cmd: paths modules django mypy none
 
     @property
+    def contents(self) -> tuple[str, list[str], list[str]] | None:
+        """(Python, pins for pip, pins that no wheel stands for) where the pins are exact, or None.
+        Conda's become wheels by name."""
+        named = self.lock or (*self.packages.split(), *self.pip_packages)
+        vague = self.package_files or (self.install and not named)
+        if not self.lock and (vague or not all("=" in pin for pin in named)):
+            return None
+        python, table = self.python, facts("images")["conda"]
+        pins, skipped = dict[str, str](), []
+        for pin in named:
+            name, version, *build = pin.replace("==", "=").split("=")
+            of_python = "==" in pin or re.match(r"(py|.*_py)", build[0] if build else "py")
+            if name == "python":
+                python = version
+            elif of_python and name not in table["no_wheel"]:
+                name = table["names"].get(name, name)
+                pins[re.sub(r"[-_.]+", "-", name).lower()] = f"{name}=={version}"
+            elif name != "python_abi":
+                skipped.append(f"{name}={version}")
+        return ".".join(python.split(".")[:2]), list(pins.values()), skipped
+
+    @property
     def digest(self) -> str:
         """Hash of what an environment image holds: its base, and pins or what they come from."""
         origin = {"python", "packages", "package_files", "env_patches", "pip_packages"}
         if self.package_files:  # what they say depends on the repository
             origin |= {"repo", "version"}
-        include = ({"lock"} if self.lock else origin) | {"build", "system"}
-        held = {**self.model_dump(include=include), "base": facts("images")["base"]}
+        made = self.contents
+        held = self.model_dump(include={"build", "system"} | (set() if made else origin))
+        held |= {"base": facts("images")["base"], "contents": made}
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
 
@@ -95,7 +118,8 @@ def spec_of(row: Instance) -> tuple[Profile, EnvSpec]:
         # Under another eval_type tests pass that the log does not show: no parser for that here.
         parsers = facts("families")["log_parsers"] if row.eval_type in ("", "pass_and_fail") else {}
         own = {"test_cmd": row.test_cmd, "parser": parsers.get(row.log_parser, "")}
-        spec = EnvSpec(repo=row.repo, version=row.version, directives="none", **own)
+        version = re.sub(r"[^\w.-]", "_", row.version, flags=re.ASCII)  # part of an image's name
+        spec = EnvSpec(repo=row.repo, version=version, directives="none", **own)
         return Profile(**facts("families")["profile"]), spec
     users = facts("locks")["pairs"].get(row.repo, {}).get(row.version, {"": ()})
     lock = min(users, key=lambda digest: row.instance_id not in users[digest])

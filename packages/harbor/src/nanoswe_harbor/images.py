@@ -9,7 +9,8 @@ environment, a missing docker; a spec without exact pins is planned, and says wh
 import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +19,6 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from nanoswe_harbor.envspec import EnvSpec, Profile, SpecError, built_name, known_specs, spec_of
-from nanoswe_harbor.families import facts
 from nanoswe_harbor.instance import HarborError, Instance
 from nanoswe_harbor.sources import scan
 
@@ -47,16 +47,18 @@ class Target:
 def plan(source: str, only: tuple[str, ...] = ()) -> list[Target]:
     """The distinct environments of a source whose alias (owner__repo-version) matches `only`."""
     users: dict[str, list[tuple[Profile, EnvSpec]]] = {}
-    alias_of: dict[str, str] = {}  # alias → the digest it stands for: that of most rows comes first
+    alias_of: dict[str, Counter[str]] = {}  # alias → how many use each digest
     for profile, spec in _specs(source):
         users.setdefault(spec.digest, []).append((profile, spec))
-        alias_of.setdefault(built_name(profile, spec).rpartition("-")[0], spec.digest)
+        alias = built_name(profile, spec).rpartition("-")[0]
+        alias_of.setdefault(alias, Counter())[spec.digest] += 1
     targets = []
     for digest, found in users.items():
         tags = list(dict.fromkeys(built_name(*user) for user in found))
         names = [tag.partition(":")[2].rpartition("-")[0] for tag in tags]
         if not only or any(fnmatchcase(name, wanted) for name in names for wanted in only):
-            aliases = (alias for alias, owner in alias_of.items() if owner == digest)
+            # that of most rows; a benchmark's pairs list it first
+            aliases = (a for a, users in alias_of.items() if users.most_common(1)[0][0] == digest)
             targets.append(_target(found[0][1], (*tags, *aliases)))
     if not targets:
         raise ImagesError(f"{source}: no environment to build; does one match --only?")
@@ -75,7 +77,7 @@ def build(
     planned (it cannot be built). What builds cost is added to builds.jsonl."""
     logs.mkdir(parents=True, exist_ok=True)
     (logs / "envs.json").write_text(generated, encoding="utf-8")
-    lines = "".join(f"{target.name}\t{target.tags[0]}\t{target.missing}\n" for target in targets)
+    lines = "".join(f"{t.name}\t{' '.join(t.tags)}\t{t.missing}\n" for t in targets)
     argv = ("build", BAKE_FILE, str(logs / "envs.json"), str(logs), str(keep_free_gb))
     for state, seconds, size, name, *why in script(*argv, stdin=lines):
         built = {"schema": "build/1", "target": name, "state": state, "seconds": float(seconds)}
@@ -101,22 +103,6 @@ def script(*argv: str, stdin: str = "") -> Iterator[list[str]]:
         raise ImagesError(said[-500:] or f"{path} {argv[0]} failed")
 
 
-def _wheels(named: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(pins for pip, pins that no wheel stands for): conda's become wheels by name."""
-    table, pins, skipped = facts("images")["conda"], dict[str, str](), []
-    for pin in named:
-        name, version, *build = pin.replace("==", "=").split("=")
-        if name in {"python", "python_abi"}:
-            continue
-        of_python = "==" in pin or re.match(r"(py|.*_py)", build[0] if build else "py")
-        if of_python and name not in table["no_wheel"]:
-            name = table["names"].get(name, name)
-            pins[re.sub(r"[-_.]+", "-", name).lower()] = f"{name}=={version}"
-        else:
-            skipped.append(f"{name}={version}")
-    return list(pins.values()), skipped
-
-
 def _specs(source: str) -> Iterator[tuple[Profile, EnvSpec]]:
     if source in BENCHMARKS:
         yield from known_specs(BENCHMARKS[source])
@@ -124,24 +110,19 @@ def _specs(source: str) -> Iterator[tuple[Profile, EnvSpec]]:
     for row in scan(source):
         if isinstance(row, Instance) and row.family == "swe-bench":
             with suppress(SpecError):  # convert says so
-                yield spec_of(row)
+                yield spec_of(row.model_copy(update={"image": ""}))  # which is not ours to build
 
 
 def _target(spec: EnvSpec, tags: tuple[str, ...]) -> Target:
-    named = spec.lock or (*spec.packages.split(), *spec.pip_packages)
-    exact = bool(spec.lock) or (
-        not spec.package_files and bool(named or not spec.install) and all("=" in p for p in named)
-    )
-    pins, skipped = _wheels(named if exact else ())
-    python = next((pin for pin in named if re.match(r"python=\d", pin)), f"python={spec.python}")
+    python, pins, skipped = spec.contents or (spec.python, [], [])
     tools = [pin for pin in pins if re.match("(setuptools|wheel)==", pin)]
     return Target(
         name="env-" + re.sub(r"[^a-z0-9_-]", "_", tags[0].split(":")[1]),
         tags=tags,
-        python=".".join(python.split("=")[1].split(".")[:2]),
+        python=python,
         pins=tuple(pins),
         build=spec.build or tuple(tools),
         system=spec.system,
         skipped=tuple(skipped),
-        missing="" if exact else "no exact pins: tools/make_pins.py makes them",
+        missing="" if spec.contents else "no exact pins: tools/make_pins.py makes them",
     )

@@ -73,7 +73,12 @@ def apply(layer: Path, diff_id: str, root: Path, budget: Budget) -> None:
                     checked = _checked(member, root, target)
                     if not (member.isdir() and target.is_dir() and not target.is_symlink()):
                         _remove(target)
-                    tar.extract(checked, root, filter="fully_trusted")
+                    if member.islnk():  # perhaps to a link, which is not followed
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        source = _inside(root, member.linkname)
+                        os.link(source, target, follow_symlinks=False)
+                    else:
+                        tar.extract(checked, root, filter="fully_trusted")
                     made.update((target, *target.parents))
         while stream.read(2**20):  # what follows the last member counts for the digest
             stream.allowed = SLACK
@@ -105,16 +110,17 @@ def _whiteout(mark: Path, made: set[Path]) -> None:
 
 def _checked(member: tarfile.TarInfo, root: Path, target: Path) -> tarfile.TarInfo:
     """A member without owner and set-id bits. Refuses links that lead out, and special files."""
-    if member.issym():
-        leads = os.path.normpath(target.parent.relative_to(root) / member.linkname)
-        if leads.startswith("..") and not member.linkname.startswith("/"):
-            raise UnpackError(f"{member.name}: a link that leads out, to {member.linkname}")
-    elif member.islnk():
+    leads = member.linkname if member.issym() else ""
+    if member.islnk():
         source = _inside(root, member.linkname)
-        if not os.path.lexists(source) or source.is_dir():
+        leads = str(source.readlink()) if source.is_symlink() else ""
+        if not leads and not source.is_file():
             raise UnpackError(f"{member.name}: a hard link to {member.linkname}, not a file here")
-    elif not member.isdir() and (not member.isreg() or member.issparse()):
+    elif not (member.isdir() or leads or (member.isreg() and not member.issparse())):
         raise UnpackError(f"{member.name}: a device, a pipe or a sparse file")
+    way = os.path.normpath(target.parent.relative_to(root) / leads)
+    if leads and way.startswith("..") and not leads.startswith("/"):
+        raise UnpackError(f"{member.name}: a link that leads out, to {leads}")
     mode = member.mode & 0o1777 | (0o700 if member.isdir() else 0o600)
     own = {"uid": None, "gid": None, "uname": None, "gname": None}
     return member.replace(mode=mode, deep=False, **own)  # type: ignore[arg-type]

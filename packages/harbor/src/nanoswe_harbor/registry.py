@@ -117,8 +117,11 @@ class Registry:
 
     async def _log_in(self, repository: str, answer: httpx.Response) -> bool:
         """Get the token that the challenge asks for. Is it worth another try?"""
+        sent = answer.request.headers.get("authorization", "")
+        if self.tokens.get(repository, "") != sent:
+            return True  # another request has got one meanwhile
         asked = dict(re.findall(r'(\w+)="([^"]*)"', answer.headers.get("www-authenticate", "")))
-        if repository in self.tokens or "realm" not in asked:
+        if sent or "realm" not in asked:
             return False
         reply = await self.client.get(asked.pop("realm"), params=asked)
         if reply.status_code == httpx.codes.OK:
@@ -142,9 +145,10 @@ async def digests(images: Iterable[str], registry: str = "", jobs: int = 8) -> d
 
 
 def published(source: str) -> dict[str, str]:
-    """Task or row → the image that it names."""
+    """Task or row → the image that it names; not of tasks whose Dockerfile alone says so."""
     if Path(source).is_dir():
-        return {task.task_id: task.docker_image for task in load_tasks(source)}
+        tasks = [task for task in load_tasks(source) if not task.docker_image.startswith("/")]
+        return {task.task_id: task.docker_image for task in tasks}
     return {row.instance_id: image_name(row, *spec_of(row)) for row in read_rows(source)}
 
 
@@ -154,10 +158,12 @@ def pin(dataset: Path, digests: dict[str, str]) -> None:
     text = listing.read_text(encoding="utf-8")
     for task in load_tasks(dataset):
         name, old = task.docker_image, package_digest(task.path)
-        for file in ("task.toml", "environment/Dockerfile") if digests.get(name) else ():
+        pinned = f"{name.partition('@')[0]}@{digests.get(name)}"
+        places = {"task.toml": '"{}"\n', "environment/Dockerfile": "FROM {}\n"}
+        for file, place in places.items() if digests.get(name) else ():
             path = task.path / file
-            pinned = f"{name.partition('@')[0]}@{digests[name]}"
-            path.write_text(path.read_text(encoding="utf-8").replace(name, pinned), "utf-8")
+            content = path.read_text(encoding="utf-8")
+            path.write_text(content.replace(place.format(name), place.format(pinned)), "utf-8")
         text = text.replace(old, package_digest(task.path))
     listing.write_text(text, encoding="utf-8")
 

@@ -103,7 +103,7 @@ def _raw(source: str) -> Iterator[tuple[str, Any]]:
     if source == "-":
         return _json_lines("stdin", sys.stdin.buffer)
     if source.endswith(SUFFIXES):
-        return _file(path)
+        return records(path)
     if path.is_dir() and source not in ALIASES:
         return _tasks(path)
     if path.exists() or name.count("/") != 1:
@@ -128,7 +128,8 @@ def _row(where: str, raw: Any) -> Row:
     return Rejected(where, instance_id, " ".join(reason.split())[:500])
 
 
-def _file(path: Path) -> Iterator[tuple[str, Any]]:
+def records(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where, what) for each record of a file; a line that does not parse is a ValueError."""
     try:
         if path.suffix == ".parquet":
             with _pyarrow().parquet.ParquetFile(path) as table:

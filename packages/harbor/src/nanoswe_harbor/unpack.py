@@ -23,7 +23,7 @@ from nanoswe_harbor.registry import connect, parse
 
 GIB, MOST_JSON = 2**30, 8 * 2**20
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-BROKEN = (tarfile.TarError, zlib.error, EOFError, OSError, AttributeError, *BAD_ROW)
+BROKEN = (tarfile.TarError, zlib.error, EOFError, OSError, AttributeError, OverflowError, *BAD_ROW)
 
 
 def name_path(store: Path, image: str) -> Path:
@@ -48,6 +48,7 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
             else:
                 asyncio.run(_pull(source, registry, pulled))
                 names, config, layers = [source], *_read(pulled)[1:]
+            links = [name_path(store, name) for name in names if parse(name)]
             final = store / hashlib.sha256(config).hexdigest()
             if not final.exists():
                 _build(config, layers, Path(scratch, "new"), max_gb)
@@ -56,8 +57,8 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
             text = f"{source}: not a whole image ({error or type(error).__name__})"
             raise UnpackError(text) from error
         shutil.rmtree(pulled, ignore_errors=True)
-    for name in names:
-        (link := name_path(store, name)).unlink(missing_ok=True)
+    for link in links:
+        link.unlink(missing_ok=True)
         link.symlink_to(Path("..", final.name))
     return final
 

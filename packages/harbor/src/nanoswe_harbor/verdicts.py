@@ -1,12 +1,11 @@
 """verdicts: recorded logs to verdicts, in the words of the official report.
 
-In: rows of a dataset and logs, one file or a .jsonl(.gz) of `{instance_id, test_output}`. Out: one
-dict a log: instance_id, resolved, outcome, reason, tests_status. A line that cannot be judged gets
-the outcome grader_error and its reason; it never stops the others. Refuses (SourceError) a file
-that cannot be read.
+In: rows of a dataset and logs, one file or records (.jsonl, .jsonl.gz, …) of `{instance_id,
+test_output}`. Out: one dict a log: instance_id, resolved, outcome, reason, tests_status. A record
+that cannot be judged gets the outcome grader_error and its reason; it never stops the others.
+Refuses (SourceError) a file that cannot be read.
 """
 
-import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from nanoswe_harbor.families import facts, parser_of
 from nanoswe_harbor.grader.grade import START, grade
 from nanoswe_harbor.instance import Instance
-from nanoswe_harbor.sources import SourceError, read_rows
+from nanoswe_harbor.sources import SourceError, read_rows, records
 from nanoswe_harbor.task import load_task
 
 NONE: dict[str, list[str]] = {"success": [], "failure": []}
@@ -31,16 +30,9 @@ def read_log(path: Path) -> str:
 
 
 def judge_logs(rows: str, logs: Path) -> Iterator[dict[str, Any]]:
-    """A verdict for every line of `logs`, by the expectations of `rows`."""
+    """A verdict for every record of `logs`, by the expectations of `rows`."""
     instances = {row.instance_id: row for row in read_rows(rows)}
-    try:
-        with gzip.open(logs, "rb") if logs.suffix == ".gz" else logs.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield _judge_line(instances, line, f"{logs}:{number}")
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or f"broken gzip data ({error})"
-        raise SourceError(f"{logs}: {reason}; give a readable .jsonl or .jsonl.gz") from error
+    return (_judge_record(instances, record, where) for where, record in records(logs))
 
 
 def expectations(row: Instance, parser: str) -> dict[str, Any]:
@@ -68,10 +60,11 @@ def judge_task(folder: Path, log: str, nonce: str | None) -> dict[str, Any]:
     return _verdict(task.task_id, grade(log, expected, nonce=nonce))
 
 
-def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict[str, Any]:
+def _judge_record(instances: dict[str, Instance], record: Any, where: str) -> dict[str, Any]:
     name = ""
     try:
-        record = json.loads(line)
+        if isinstance(record, Exception):
+            raise record
         name = record["instance_id"]
         log = record["test_output"] if "test_output" in record else record["log"]
         if not isinstance(name, str) or not isinstance(log, str):
@@ -79,8 +72,8 @@ def _judge_line(instances: dict[str, Instance], line: bytes, where: str) -> dict
         if isinstance(row := instances.get(name), Instance):
             return judge(row, log)
         reason = f"the rows have no {name}"
-    except (ValueError, RecursionError) as error:
-        reason = f"not JSON ({error})"
+    except ValueError as error:
+        reason = str(error)
     except (KeyError, TypeError) as error:
         reason = f"want an object with instance_id and test_output ({error})"
     return _verdict(name, {**NOT_JUDGED, "reason": f"{where}: {reason}"})

@@ -1,11 +1,12 @@
 #!/bin/bash
 # All that `nanoswe-harbor images` and `image` do with the docker command.
 #   images.sh merged BAKE_FILE                              stdin: the generated bake file
-#   images.sh build BAKE_FILE GENERATED LOGS KEEP_FREE_GB   stdin: target, tag, why it cannot be built; by tabs
+#   images.sh build BAKE_FILE GENERATED LOGS KEEP_FREE_GB   stdin: target, its tags, why it cannot be built; by tabs
 #   images.sh ls | size | prune [--yes]                     stdin of prune: the images to keep
 # Lines of stdout are tab-separated; exit code 2 and one line on stderr where docker does not answer.
 set -euo pipefail
 shopt -s lastpipe
+export BUILDX_BAKE_ENTITLEMENTS_FS=0 # what the command line names may be read: prefixes, certificates
 
 die() { printf '%s\n' "$1" | tail -n 1 >&2; exit 2; }
 command -v docker > /dev/null || die "docker: not found; install it, with buildx"
@@ -18,17 +19,18 @@ if [ "$1" = merged ]; then # bake's own print; no daemon is asked
 fi
 answer=$(docker info --format '{{.DockerRootDir}}' 2>&1) || die "$answer"
 row() { local IFS=$'\t'; printf '%s\n' "$*"; }
-bytes() { docker image inspect --format '{{.Size}}' "$1" 2> /dev/null | grep .; }
+bytes() { docker image inspect --format '{{.Size}}' "$@" 2> /dev/null | sed -n '1p'; } # fails unless all are there
 ours() { docker image ls --no-trunc --filter reference='nanoswe/*' --format "$1" | grep -v '<none>' || true; }
 
-# One after the other: a failure stops none, what has its tag is there, a nearly full disk ends it.
+# One after the other: a failure stops none, what has all its tags is there, a nearly full disk ends it.
 build() {
-  local disk=$answer log size free began state name tag why seconds said
+  local disk=$answer log size free began state name tags why seconds said
   [ -d "$disk" ] || disk=$3
-  while IFS=$'\t' read -r name tag why; do
+  while IFS=$'\t' read -r name tags why; do
+    read -ra tags <<< "$tags"
     if [ -n "$why" ]; then
       row planned 0 0 "$name" "$why"
-    elif size=$(bytes "$tag"); then
+    elif size=$(bytes "${tags[@]}"); then
       row there 0 "$size" "$name"
     else
       free=$(df --output=avail --block-size=1M "$disk" | tail -n 1)
@@ -42,7 +44,7 @@ build() {
         awk '/^------$/ { n++; next } n == 1 && NF' "$log" | tail -n 6 | cut -c -200 | tr '\t' ' ' | mapfile -t said
         [ ${#said[@]} != 0 ] || tail -n 6 "$log" | cut -c -200 | tr '\t' ' ' | mapfile -t said
       fi
-      row "$state" "$seconds" "$(bytes "$tag" || echo 0)" "$name" "${said[@]}"
+      row "$state" "$seconds" "$(bytes "${tags[0]}" || echo 0)" "$name" "${said[@]}"
     fi
   done
 }
@@ -68,14 +70,14 @@ size() {
     layers=$(docker image inspect --format '{{range .RootFS.Layers}}{{println .}}{{end}}' "$image" | grep .)
     paste -d ' ' <(printf '%s\n' "$layers") <(printf '%s\n' "$kinds")
   done | awk 'NF == 3 && !seen[$1]++ { sum[$3] += $2; count[$3]++; all += $2; layers++ }
-    END { OFS = "\t"; for (kind in sum) print kind, count[kind], sum[kind]; print "all", layers, all }' | sort -t $'\t' -k3 -n
+    END { OFS = "\t"; for (kind in sum) print kind, count[kind], sum[kind]; print "all", layers + 0, all + 0 }' | sort -t $'\t' -k3 -n
 }
 
 # Images of environments and tasks that no line of stdin names, nor shares an image with.
 prune() {
   local keep image tag
   keep=$(cat)
-  ours '{{.ID}}	{{.Repository}}:{{.Tag}}' | grep -E '	nanoswe/(env|task):' | while IFS=$'\t' read -r image tag; do
+  ours '{{.ID}}	{{.Repository}}:{{.Tag}}' | { grep -E '	nanoswe/(env|task):' || true; } | while IFS=$'\t' read -r image tag; do
     if ! ours '{{.ID}}	{{.Repository}}:{{.Tag}}' | awk -F '\t' -v id="$image" '$1 == id { print $2 }' | grep -qxFf <(printf '%s\n' "$keep"); then
       row "$tag"
       if [ "${1:-}" = --yes ]; then docker image rm "$tag" > /dev/null; fi
