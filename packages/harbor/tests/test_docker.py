@@ -3,25 +3,35 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nanoswe_harbor.convert import convert
 from nanoswe_harbor.images import plan
+from nanoswe_harbor.sources import read_rows
+from nanoswe_harbor.task import load_task, load_tasks
 
 pytestmark = pytest.mark.interop
 ROOT = Path(__file__).resolve().parents[3]
+EXCERPT = Path(__file__).parent / "data" / "verified_excerpt.jsonl"
 BESIDE = Path(sys.base_prefix).parent  # where pyenv has other versions; elsewhere they are fetched
-MINORS = ("3.9", "3.11")
+MINORS = ("3.8", "3.9", "3.11", "3.12")
 CLI = [sys.executable, "-m", "nanoswe_harbor"]
-PARENTS = {"base": None, "env": "base", "proxy": "base", "evalkit": "base"}
-CEILING_MIB = {"base": 350, "env": 700, "proxy": 600, "evalkit": 600}
+PARENTS = {
+    "base": None, "env": "base", "task": "env", "proxy": "base", "evalkit": "base", "agent": "base"
+}  # fmt: skip
+CEILING_MIB = {"base": 350, "env": 700, "task": 700, "proxy": 600, "evalkit": 600, "agent": 1200}
 ENVS = {  # (source, alias) → Python
+    ("nano", "nano__all-1"): "3.11",
     ("verified", "psf__requests-2.26"): "3.9",
+    ("verified", "django__django-4.0"): "3.8",
 }
 
 
@@ -84,8 +94,34 @@ def check_evalkit(image: str) -> None:
     assert "verify" in inside(image, "nanoswe-evalkit --help")
 
 
+def check_agent(image: str) -> None:
+    """Its own Python, the pinned SDK, nothing of ours; importing it asks for no network."""
+    assert inside(image, "python --version").startswith("Python 3.12.")
+    pins = (ROOT / "docker/agent/requirements.txt").read_text().split()
+    found = inside(image, "pip list --format freeze").split()
+    assert {pin for pin in pins if "==" in pin} <= {*found}
+    assert not [name for name in found if name.startswith("nanoswe")]
+    # all that the runner imports, which is mounted when it is used
+    link = "packages/evalkit/src/nanoswe_evalkit/agents/runners/run_openhands.py"
+    lines = (ROOT / link).read_text().splitlines()
+    imports = [line for line in lines if line.startswith("from openhands.")]
+    assert len(imports) > 10
+    inside(image, f"python -c {shlex.quote('; '.join(imports))}")
+
+
+def check_task(image: str) -> None:
+    """A clean tree on `main` at the base commit, which is all that its object store reaches."""
+    asked = "cd /testbed; git status --porcelain; git branch --show-current; git remote; git reflog"
+    assert inside(image, asked).split() == ["main"]
+    alone = "git rev-list --all --count; git rev-list HEAD --count; git for-each-ref refs/heads"
+    every, reached, *heads = inside(image, alone).splitlines()
+    assert every == reached and len(heads) == 1
+    assert inside(image, "touch /testbed/x; ls /testbed/x") == "/testbed/x"
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
-    "base": check_base, "env": check_env, "proxy": check_proxy, "evalkit": check_evalkit
+    "base": check_base, "env": check_env, "task": check_task, "proxy": check_proxy,
+    "evalkit": check_evalkit, "agent": check_agent,
 }  # fmt: skip
 
 
@@ -165,7 +201,56 @@ def wheels() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("kind", ["base", "proxy", "evalkit"])
+def task_image(task: Path, mirror: Path) -> str:
+    """The image that tools/task-image makes, checked."""
+    argv = ("tools/task-image", str(task), str(mirror))
+    image = command(*argv, env={"PYTHON": sys.executable}).strip()
+    check("task", image)
+    base = load_task(task).base_commit
+    assert inside(image, "git rev-parse HEAD") == base
+    return image
+
+
+def test_the_image_of_a_generated_task(logs: Path, pythons: str | None, nano: Path) -> None:
+    build_env("nano", "nano__all-1", logs, pythons)
+    task = load_tasks(nano / "train")[0]
+    image = task_image(task.path, nano / "mirror")
+    try:
+        assert inside(image, "python -m unittest 2>&1").endswith("OK")
+    finally:
+        command("docker", "image", "rm", image)
+
+
+def test_the_image_of_a_package_from_its_source_distribution(
+    logs: Path, pythons: str | None, tmp_path: Path
+) -> None:
+    build_env("verified", "psf__requests-2.26", logs, pythons)
+    argv = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:")
+    command(*argv, f"--dest={tmp_path}", "requests==2.26.0")
+    (packed,) = tmp_path.glob("requests-*.tar.gz")
+    with tarfile.open(packed) as tar:
+        tar.extractall(tmp_path, filter="data")
+    tree, bare = tmp_path / "requests-2.26.0", tmp_path / "mirrors/psf/requests.git"
+    git = ("git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com")
+    for step in ("init -q -b main", "add -A -f", "commit -q -m base", "tag later"):
+        command(*git, *step.split())
+    base = command(*git, "rev-parse", "HEAD").strip()
+    command(*git, "commit", "-q", "--allow-empty", "-m", "the future")
+    command("git", "clone", "-q", "--bare", str(tree), str(bare))
+    row = json.loads(EXCERPT.read_text().splitlines()[0])
+    row |= {"repo": "psf/requests", "version": "2.26", "base_commit": base}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**row, "instance_id": "psf__requests-0"}))
+    convert(read_rows(str(tmp_path / "rows.jsonl")), tmp_path / "tasks", "rows", images="built")
+    image = task_image(tmp_path / "tasks/psf__requests-0", tmp_path / "mirrors")
+    try:
+        assert inside(image, "cd /; python -c 'import requests; print(requests.__version__, "
+                      "requests.__file__)'").startswith("2.26.0 /")  # fmt: skip
+        assert inside(image, "git log --format=%s --all") == "base"
+    finally:
+        command("docker", "image", "rm", image)
+
+
+@pytest.mark.parametrize("kind", ["base", "proxy", "evalkit", "agent"])
 def test_a_static_image(kind: str, wheels: None, pythons: str | None) -> None:
     command("docker", "buildx", "bake", kind, env={"PYTHONS": pythons} if pythons else {})
     check(kind, f"nanoswe/{kind}:dev")

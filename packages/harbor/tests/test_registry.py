@@ -270,7 +270,11 @@ def test_an_image_is_pulled_and_unpacked(front: Front, server: str, tmp_path: Pa
     folder = unpack("some/thing:1", tmp_path / "store", front.url)
     assert tree(folder / "root") == MERGED
     assert name_path(tmp_path / "store", "some/thing:1").resolve() == folder
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [folder.name, "names"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [
+        folder.name,
+        "files",
+        "names",
+    ]
     with pytest.raises(RegistryError, match="not there"):
         unpack("some/thing:3", tmp_path / "store", front.url)
 

@@ -101,7 +101,11 @@ def test_layers_become_a_tree(tmp_path: Path, oci: bool) -> None:
     assert folder.name == sha(config) and json.loads(config)["config"]["Env"] == ["A=b"]
     assert name_path(tmp_path / "store", "x/y:1").resolve() == folder
     assert (folder / "root/a/two").stat().st_mtime == 1_700_000_000
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [folder.name, "names"]
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [
+        folder.name,
+        "files",
+        "names",
+    ]
 
 
 def test_a_hard_link_to_a_link_is_the_link(tmp_path: Path) -> None:
@@ -123,6 +127,25 @@ def test_the_same_image_is_unpacked_once_and_set_id_bits_are_lost(tmp_path: Path
     file.write_bytes(b"touched")
     assert unpack(str(archive(tmp_path / "oci.tar", [content], True)), tmp_path / "store") == folder
     assert file.read_bytes() == b"touched"
+
+
+def test_equal_files_of_images_are_on_disk_once(tmp_path: Path) -> None:
+    """Those of the same content, mode and time; an image of its own keeps what it had."""
+    low, empty = layer(("a", b"same"), ("b", (HARD, "a")), ("e", b"")), layer(("e", b""))
+    images = [[low, layer(("c", b"mine"))], [low, layer(("c", b"yours"))]]
+    images += [[layer(("a", b"same"), mode=0o755)], [empty]]
+    store, roots = tmp_path / "store", []
+    for number, layers in enumerate(images):
+        source = archive(tmp_path / f"{number}.tar", layers)
+        roots.append(unpack(str(source), store) / "root")
+    first, second, third, _ = roots
+    assert (first / "a").samefile(second / "b") and (first / "a").stat().st_nlink == 5
+    assert not (first / "a").samefile(third / "a")
+    assert (first / "c").read_bytes() == b"mine" and (second / "c").read_bytes() == b"yours"
+    assert not (first / "e").samefile(second / "e")
+    kept = [path.read_bytes() for path in (store / "files").iterdir()]
+    assert sorted(kept) == [b"mine", b"same", b"same", b"yours"]
+    assert not list(store.rglob("link"))
 
 
 HOSTILE = {

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -91,7 +92,8 @@ def show(source: str, instance_id: str | None, as_json: bool) -> None:
         click.echo(json.dumps(fields, indent=1, ensure_ascii=False, default=str))
         return
     for key, value in fields.items():
-        click.echo(f"{key + ':':<24}{_brief(value)}")
+        text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+        click.echo(f"{key + ':':<24}{shorten(text, 100, placeholder=' ...')}")
 
 
 @cli.command("verify-format")
@@ -241,12 +243,6 @@ def _print_verdicts(verdicts: Iterable[dict[str, Any]], as_json: bool) -> None:
         click.echo(json.dumps(verdict) if as_json else line)
     click.echo(f"{resolved} of {total} resolved", err=True)
     sys.exit(0 if resolved == total else 1)
-
-
-def _brief(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    line = " ".join(text.split())
-    return line if len(line) <= 100 else f"{line[:97]}..."
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class EnvSpec(BaseModel):
     directives: str  # what becomes of test files after test_cmd: paths modules django mypy none
 
     @property
-    def contents(self) -> tuple[str, list[str], list[str]] | None:
+    def contents(self) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
         """(Python, pins for pip, pins that no wheel stands for) where the pins are exact, or None.
         Conda's become wheels by name."""
         named = self.lock or (*self.packages.split(), *self.pip_packages)
@@ -80,7 +80,7 @@ class EnvSpec(BaseModel):
                 pins[re.sub(r"[-_.]+", "-", name).lower()] = f"{name}=={version}"
             elif name != "python_abi":
                 skipped.append(f"{name}={version}")
-        return ".".join(python.split(".")[:2]), list(pins.values()), skipped
+        return ".".join(python.split(".")[:2]), tuple(pins.values()), tuple(skipped)
 
     @property
     def digest(self) -> str:

@@ -114,15 +114,8 @@ def _specs(source: str) -> Iterator[tuple[Profile, EnvSpec]]:
 
 
 def _target(spec: EnvSpec, tags: tuple[str, ...]) -> Target:
-    python, pins, skipped = spec.contents or (spec.python, [], [])
-    tools = [pin for pin in pins if re.match("(setuptools|wheel)==", pin)]
-    return Target(
-        name="env-" + re.sub(r"[^a-z0-9_-]", "_", tags[0].split(":")[1]),
-        tags=tags,
-        python=python,
-        pins=tuple(pins),
-        build=spec.build or tuple(tools),
-        system=spec.system,
-        skipped=tuple(skipped),
-        missing="" if spec.contents else "no exact pins: tools/make_pins.py makes them",
-    )
+    name = "env-" + re.sub(r"[^a-z0-9_-]", "_", tags[0].split(":")[1])
+    python, pins, skipped = spec.contents or (spec.python, (), ())
+    build = spec.build or tuple(pin for pin in pins if re.match("(setuptools|wheel)==", pin))
+    missing = "" if spec.contents else "no exact pins: tools/make_pins.py makes them"
+    return Target(name, tags, python, pins, build, spec.system, skipped, missing)

@@ -9,8 +9,7 @@ bad name, what a registry denies, an answer that never comes.
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
@@ -51,11 +50,12 @@ def parse(image: str, registry: str = "") -> tuple[str, str]:
     return f"{url.rstrip('/')}/v2/{path}", found["digest"] or found["tag"] or "latest"
 
 
-class Registry:
+class Registry(httpx.AsyncClient):
     """A client for as long as one job lasts; tokens are kept by repository."""
 
-    def __init__(self, client: httpx.AsyncClient, jobs: int) -> None:
-        self.client, self.slots = client, asyncio.Semaphore(jobs)
+    def __init__(self, jobs: int = 8) -> None:
+        super().__init__(follow_redirects=True, timeout=60)
+        self.slots = asyncio.Semaphore(jobs)
         self.tokens: dict[str, str] = {}
 
     async def digest(self, repository: str, reference: str) -> str:
@@ -96,7 +96,7 @@ class Registry:
             if token := self.tokens.get(repository):
                 headers["Authorization"] = token
             try:
-                async with self.slots, self.client.stream(method, url, headers=headers) as answer:
+                async with self.slots, self.stream(method, url, headers=headers) as answer:
                     code, reason = answer.status_code, f"answered {answer.status_code}"
                     if code == httpx.codes.UNAUTHORIZED and await self._log_in(repository, answer):
                         wait = 0.0
@@ -123,23 +123,17 @@ class Registry:
         asked = dict(re.findall(r'(\w+)="([^"]*)"', answer.headers.get("www-authenticate", "")))
         if sent or "realm" not in asked:
             return False
-        reply = await self.client.get(asked.pop("realm"), params=asked)
+        reply = await self.get(asked.pop("realm"), params=asked)
         if reply.status_code == httpx.codes.OK:
             fields = {"token": "", **reply.json()}
             self.tokens[repository] = f"Bearer {fields['token'] or fields['access_token']}"
         return reply.status_code == httpx.codes.OK
 
 
-@asynccontextmanager
-async def connect(jobs: int = 8) -> AsyncIterator[Registry]:
-    async with httpx.AsyncClient(follow_redirects=True, timeout=60) as client:
-        yield Registry(client, jobs)
-
-
 async def digests(images: Iterable[str], registry: str = "", jobs: int = 8) -> dict[str, str]:
     """Image → the digest of its manifest, "" where it is missing."""
     names = list(dict.fromkeys(images))
-    async with connect(jobs) as client:
+    async with Registry(jobs) as client:
         found = await asyncio.gather(*(client.digest(*parse(name, registry)) for name in names))
     return dict(zip(names, found, strict=True))
 

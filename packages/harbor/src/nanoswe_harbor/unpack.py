@@ -1,8 +1,8 @@
 """unpack: an image as a folder, without Docker and without root.
 
-In: the name of an image in a registry, or an archive (`docker save`, OCI). Out: a content-addressed
-folder, STORE/<image id>/{root, config.json}; STORE/names/<name> points there. Each layer is checked
-against its digest (layers.py). Refuses (UnpackError) an archive that is cut off or no image.
+In: the name of an image in a registry, or an archive (`docker save`, OCI). Out: STORE/<image id>/
+{root, config.json}, found by STORE/names/<name>; equal files are one, in STORE/files. Each layer is
+checked against its digest (layers.py). Refuses (UnpackError) what is cut off, or no image.
 """
 
 import asyncio
@@ -11,15 +11,17 @@ import json
 import os
 import re
 import shutil
+import stat
 import tarfile
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from nanoswe_harbor.families import BAD_ROW
 from nanoswe_harbor.layers import Budget, UnpackError, apply
-from nanoswe_harbor.registry import connect, parse
+from nanoswe_harbor.registry import Registry, parse
 
 GIB, MOST_JSON = 2**30, 8 * 2**20
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -52,6 +54,7 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
             final = store / hashlib.sha256(config).hexdigest()
             if not final.exists():
                 _build(config, layers, Path(scratch, "new"), max_gb)
+                _share(Path(scratch, "new"), store / "files")
                 Path(scratch, "new").rename(final)
         except BROKEN as error:
             text = f"{source}: not a whole image ({error or type(error).__name__})"
@@ -66,7 +69,7 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
 async def _pull(image: str, registry: str, folder: Path) -> None:
     """Fetch an image as an OCI layout."""
     repository, reference = parse(image, registry)
-    async with connect() as client:
+    async with Registry() as client:
         content = await client.manifest(repository, reference)
         if entries := json.loads(content).get("manifests"):
             wanted = {"os": "linux", "architecture": ARCHITECTURES.get(os.uname().machine)}
@@ -110,6 +113,23 @@ def _build(config: bytes, layers: list[Path], new: Path, max_gb: float) -> None:
         apply(layer, diff_id, new / "root", budget)
     for name in ("dev", "proc", "sys", "tmp"):  # where a sandbox mounts
         (new / "root" / name).mkdir(exist_ok=True)
+
+
+def _share(new: Path, kept: Path) -> None:
+    """Make files that other images of the store have too links to those."""
+    kept.mkdir(exist_ok=True)
+    for path in (new / "root").rglob("*"):
+        told = path.lstat()
+        if stat.S_ISREG(told.st_mode) and told.st_size:
+            with path.open("rb") as file:
+                sha = hashlib.file_digest(file, "sha256").hexdigest()
+            same = kept / f"{sha}-{told.st_mode:o}-{told.st_mtime_ns}"
+            with suppress(OSError):  # it has as many links as it can: one more of its kind
+                if not same.exists():
+                    same.hardlink_to(path)
+                elif not same.samefile(path):
+                    (new / "link").hardlink_to(same)
+                    (new / "link").rename(path)
 
 
 def _small(path: Path) -> bytes:
