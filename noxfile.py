@@ -191,7 +191,7 @@ def wheels(session: nox.Session, package: str) -> None:
     wheel_files = [
         str(next(dist.glob(f"nanoswe_{n}-*.whl"))) for n in (package, *SIBLINGS[package])
     ]
-    session.run("python", "-m", "pip", "install", "--quiet", *wheel_files)
+    session.run("python", "-m", "pip", "install", "--quiet", "--no-compile", *wheel_files)
     session.run(f"nanoswe-{package}", "--help", silent=True)
     session.run("python", "-c", f"import nanoswe_{package}")
     session.run("python", "-m", "pip", "check", silent=True)
@@ -224,5 +224,6 @@ def install(session: nox.Session, *requirements: str, packages: tuple[str, ...] 
     if "trainer" in packages:
         session.run("tools/torch", session.virtualenv.bin + "/python", external=True)
     editable = [arg for p in packages for arg in ("-e", f"packages/{p}{EXTRAS[p]}")]
-    session.install("-c", "constraints.txt", *editable, *requirements)
+    # what is imported is compiled then: of torch and its like that is little
+    session.install("--no-compile", "-c", "constraints.txt", *editable, *requirements)
     stamp.write_text(key)

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import httpx
 
@@ -85,6 +84,8 @@ def test_wrong_input_is_one_line_and_code_2(folders, tmp_path):
 
 
 def test_import_is_light():
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import nanoswe_proxy"], check=True)
-    assert time.perf_counter() - start < 0.5
+    """In seconds of CPU, the interpreter's own with it; the first time, modules may be compiled."""
+    code = "import nanoswe_proxy, time; print(time.process_time())"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert float(done.stdout) < 0.5
