@@ -82,7 +82,10 @@ def _daemon() -> Iterator[tuple[dict[str, str], Any]]:
     finally:
         running[-1].terminate()
         running[-1].wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        for line in reversed(Path("/proc/mounts").read_text().splitlines()):
+            if (mount := line.split()[1]).startswith(f"{folder}/"):  # a killed daemon's
+                subprocess.run(["umount", "--lazy", mount], check=False)
+        shutil.rmtree(folder)
 
 
 def test_a_docker_daemon_that_restarts(nano: Path, tmp_path: Path) -> None:
