@@ -53,7 +53,8 @@ def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
     cluster, gpus = recipe.cluster, torch.cuda.device_count()
     facts.append(f"{cluster.ranks} ranks, " + ("a GPU each, from the first" if gpus else "on CPUs"))
     by_vllm = " ".join((f"vLLM by {cluster.vllm},", *cluster.vllm_options))
-    served = by_vllm if cluster.engine == "vllm" else "in this process"
+    place = "an actor on Ray" if cluster.backend == "ray" else "in this process"
+    served = by_vllm if cluster.engine == "vllm" else place
     facts.append(f"engine: {served}; up to {recipe.eval.concurrency} trials at once")
     if recipe.init and recipe.cluster.bf16 and gpus < cluster.ranks:
         missing.append(f"{cluster.ranks} GPUs for the ranks: {gpus} found; without, it is too slow")

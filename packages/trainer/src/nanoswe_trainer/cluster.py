@@ -2,15 +2,17 @@
 
 One rank is a Worker in this process. Several meet over gloo, on GPUs over NCCL; a method called
 here is called on each of them, and the first one's answer is the answer. They are processes of this
-machine, or actors of a Ray cluster (the extra `ray`), on as few nodes as hold them. Refuses
-(RankError, by the rank's number) what dies, raises, or does not answer in time.
+machine, or actors of a Ray cluster (the extra `ray`), on as few nodes as hold them; there the
+engine is one too, and is started again when it dies. Refuses (RankError, by the rank's number) what
+dies, raises, or does not answer in time.
 """
 
+import asyncio
 import ctypes
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,9 +24,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from nanoswe_proxy.errors import EngineError
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.worker import Worker, open_worker
 
+MAX_RESTARTS = 3  # of an engine
 CALL_SEC = 1800.0  # of one method on all ranks; a full step of an 8B model takes minutes
 Submit = Callable[[str, tuple, dict], Future]  # a method of one rank
 
@@ -134,15 +138,7 @@ def _processes(count: int, stack: ExitStack) -> Iterator[Any]:
 
 
 def _actors(count: int, stack: ExitStack) -> Iterator[Any]:
-    try:
-        import ray
-
-        ray.init("auto", log_to_driver=False, ignore_reinit_error=True)
-    except ImportError as error:
-        raise RankError("ray is not installed: nanoswe-trainer[ray]") from error
-    except ConnectionError as error:
-        text = "no Ray cluster answers; `ray start --head` here, or set RAY_ADDRESS"
-        raise RankError(text) from error
+    ray = _ray()
     stack.callback(ray.shutdown)
     bundle = {"CPU": 1, "GPU": min(1, ray.cluster_resources().get("GPU", 0))}
     group = ray.util.placement_group([bundle] * count, strategy="PACK")
@@ -155,3 +151,37 @@ def _actors(count: int, stack: ExitStack) -> Iterator[Any]:
         if rank == 0:  # where the first one is they meet
             yield ray.get(actor.address.remote())
         yield lambda *call, actor=actor, rank=rank: actor.call.remote(*call, rank).future()
+
+
+def actor(kind: type, *args: Any) -> Callable[..., Awaitable[Any]]:
+    """ask(method, …) of one of `kind` that Ray starts again when it dies, and then asks again."""
+    ray = _ray()
+    gpus = min(1, ray.cluster_resources().get("GPU", 0))
+    often = {"max_restarts": MAX_RESTARTS, "max_task_retries": MAX_RESTARTS}
+    made = ray.remote(kind).options(num_cpus=1, num_gpus=gpus, **often).remote(*args)
+
+    async def ask(method: str, *args: Any) -> Any:
+        answer = getattr(made, method).remote(*args)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)
+            raise
+        except ray.exceptions.RayActorError as error:
+            raise EngineError(f"the engine's actor does not come back: {error}") from error
+
+    return ask
+
+
+def _ray() -> Any:
+    """Ray, connected to its cluster."""
+    try:
+        import ray
+
+        ray.init("auto", log_to_driver=False, ignore_reinit_error=True)
+    except ImportError as error:
+        raise RankError("ray is not installed: nanoswe-trainer[ray]") from error
+    except ConnectionError as error:
+        text = "no Ray cluster answers; `ray start --head` here, or set RAY_ADDRESS"
+        raise RankError(text) from error
+    return ray

@@ -29,12 +29,12 @@ from nanoswe_harbor.task import Task, load_tasks
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_trainer import checkpoint, tiny
 from nanoswe_trainer.cluster import open_ranks
+from nanoswe_trainer.engine.copied import serve_copy
 from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import serve_vllm
 from nanoswe_trainer.loop_rl import Step, TrainedEngine, train_rl
 from nanoswe_trainer.loop_sft import show_masks, train_sft
 from nanoswe_trainer.metrics import alarms, eval_metrics, gain
-from nanoswe_trainer.model import load_decoder
 from nanoswe_trainer.recipe import TrainRecipe, digest
 from nanoswe_trainer.rollout import Rollouts, append_records, keep_finished, open_rollouts
 from nanoswe_trainer.view import View
@@ -183,30 +183,23 @@ async def open_engine(run: Run) -> AsyncIterator[TrainedEngine]:
     """The recipe's engine over the run's weights, at the version where RL stands."""
     cluster, at = run.recipe.cluster, run.pending("rl")
     version = run.recipe.train.steps if at is None else at
-    sizes = {"slots": run.recipe.eval.concurrency, "max_context": cluster.max_context}
-    weights = run.folder / "weights"
-    if cluster.engine == "local":
-        alone = isinstance(run.worker, Worker)
-        decoder = run.worker.decoder if alone else load_decoder(run.model_dir)
-        if not alone and (gpus := torch.cuda.device_count()):
-            decoder = decoder.to(f"cuda:{min(cluster.ranks, gpus - 1)}")  # after the ranks'
-        engine = LocalEngine(decoder, compute=run.compute, bf16=cluster.bf16, **sizes)
-        if not alone:  # it takes the ranks' weights from a file
-
-            def exported() -> Path:
-                run.worker.export(weights)
-                return weights
-
-            engine.source = exported
-            await run.in_compute(engine.reload)
+    facts: dict[str, Any] = {
+        "slots": run.recipe.eval.concurrency, "max_context": cluster.max_context,
+        "bf16": cluster.bf16, "compute": run.compute,
+    }  # fmt: skip
+    weights, on_ray = run.folder / "weights", cluster.backend == "ray"
+    if cluster.engine == "vllm":
+        vllm = cluster.vllm, cluster.vllm_options
+        async with serve_vllm(run.worker, weights, *vllm, version=version, **facts) as served:
+            yield served
+    elif on_ray or not isinstance(run.worker, Worker):
+        facts |= {"on_ray": on_ray, "version": version}
+        async with serve_copy(run.worker, weights, **facts) as copy:
+            yield copy
+    else:
+        engine = LocalEngine(run.worker.decoder, **facts)
         engine.version = version
         yield engine
-        return
-    async with serve_vllm(
-        run.worker, weights, cluster.vllm, cluster.vllm_options,
-        bf16=cluster.bf16, version=version, compute=run.compute, **sizes,
-    ) as served:  # fmt: skip
-        yield served
 
 
 async def rl_stage(run: Run, engine: TrainedEngine, rollouts: Rollouts) -> None:

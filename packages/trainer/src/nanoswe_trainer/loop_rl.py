@@ -23,8 +23,8 @@ from nanoswe_harbor.task import Task
 from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.algo import policy_loss
 from nanoswe_trainer.data import GroupBatch, rl_rows
+from nanoswe_trainer.engine.copied import CopiedEngine
 from nanoswe_trainer.engine.local import LocalEngine
-from nanoswe_trainer.engine.vllm import VllmEngine
 from nanoswe_trainer.metrics import ages, rollout_metrics
 from nanoswe_trainer.recipe import TrainRecipe
 from nanoswe_trainer.rollout import Rollouts
@@ -35,7 +35,7 @@ Sealed = dict[str, Trajectory]
 log = logging.getLogger(__name__)
 STALL_SEC = 600.0
 WARMUP_STEPS = 4  # AdamW's averages are young
-TrainedEngine = LocalEngine | VllmEngine
+TrainedEngine = LocalEngine | CopiedEngine
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ async def train_rl(
                 groups.news.clear()
                 try:
                     await asyncio.wait_for(groups.news.wait(), STALL_SEC)
-                except (
-                    TimeoutError
-                ):  # a trial's own limits end it; who waits wants to know for whom
+                except TimeoutError:  # a trial's own limits end it; who waits asks for whom
                     blocking = sorted(groups.plan.live.keys() - groups.ended.keys())
                     names = ", ".join(tasks[g % len(tasks)].task_id for g in blocking)
                     log.warning("step %d waits for trials of %s", step + 1, names)

@@ -181,10 +181,10 @@ def packed_attention(lengths: list[int], device: str = "cpu") -> Attend:
         return varlen
 
     def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        split = (x.transpose(0, 1).split(lengths, 1) for x in (q, k, v))
+        split = (x.transpose(0, 1)[None].split(lengths, 2) for x in (q, k, v))
         out = [
-            F.scaled_dot_product_attention(*(x[None] for x in one), is_causal=True, enable_gqa=True)
-            for one in zip(*split, strict=True)
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            for q, k, v in zip(*split, strict=True)
         ]
         return torch.cat(out, 2)[0].transpose(0, 1)
 

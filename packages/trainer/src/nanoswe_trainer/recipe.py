@@ -18,16 +18,8 @@ from nanoswe_evalkit.recipe import ClusterSection, Recipe, Section
 from nanoswe_harbor.task import Task, package_digest
 
 PRESETS: dict[str, dict] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
-MACHINE = {
-    "engine",
-    "vllm",
-    "vllm_options",
-    "ranks",
-    "backend",
-    "train_threads",
-    "max_tokens",
-    "recompute",
-}
+MACHINE = {"engine", "vllm", "vllm_options", "ranks", "backend", "train_threads", "max_tokens",
+           "recompute"}  # fmt: skip
 
 
 class SftSection(Section):

@@ -15,14 +15,13 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from nanoswe_proxy.engine.base import Sampled, Sampling
-from nanoswe_trainer.model import Attend, Decoder, load_decoder
+from nanoswe_trainer.model import Attend, Decoder
 
 PREFILL_ROWS, PREFILL_WIDTH = 4, 32
 GATHER_SEC = 0.006
@@ -58,11 +57,7 @@ class Slot:
 
 
 class LocalEngine:
-    """An `Engine` over a Decoder that the trainer changes in `update`; or, with `source`, over a
-    copy that then takes the weights of the folder that `source` writes.
-    """
-
-    source: Callable[[], Path] | None = None
+    """An `Engine` over a Decoder that `update` changes."""
 
     def __init__(self, decoder: Decoder, *, slots: int, max_context: int,
                  compute: ThreadPoolExecutor, bf16: bool = False):  # fmt: skip
@@ -123,23 +118,12 @@ class LocalEngine:
         """Change the weights between two steps. Turns under way go on: what they have sampled keeps
         its version, what follows has the next one, from keys and values computed afresh.
         """
-        if not self.source:
-            return await self._between(change)
-        done = await asyncio.to_thread(change)  # sampling goes on meanwhile
-        await self._between(self.reload)
-        return done
-
-    async def _between(self, act: Callable[[], T]) -> T:
         async with self._between_steps:
-            done = await asyncio.get_running_loop().run_in_executor(self._compute, act)
+            done = await asyncio.get_running_loop().run_in_executor(self._compute, change)
             self.version += 1
             for slot in self._slots:
                 slot.held = []
             return done
-
-    def reload(self) -> None:
-        assert self.source
-        self.decoder.load_state_dict(load_decoder(self.source()).state_dict())
 
     async def _take_slot(self, session: str) -> Slot:
         await self._free.acquire()
@@ -203,10 +187,8 @@ class LocalEngine:
     def _attend(self, rows_B: Tensor, starts_B: Tensor, width: int) -> Attend:
         """Attention of `width` new tokens a row over the row's cache, which takes them in first."""
         config = self.decoder.config
-        kv, repeat = (
-            config.num_key_value_heads,
-            config.num_attention_heads // config.num_key_value_heads,
-        )
+        kv = config.num_key_value_heads
+        repeat = config.num_attention_heads // kv
         count, at_BW = len(rows_B), starts_B[:, None] + torch.arange(width)
         # decoding serves the slots in order: a slice is a view, an index would copy the whole cache
         rows = slice(count) if width == 1 else rows_B

@@ -1,22 +1,20 @@
 """vLLM as the trainer's engine: a server of its own, whose weights are replaced between two steps.
 
-In: a Worker, a folder to hand weights over in, the Python that has vLLM. Out: an `Engine` that
-samples while the trainer trains. New weights go through a safetensors file; turns under way go on
-from the tokens they have, under the next version. After each hand-over the server must give a
-prompt's continuation the logprobs that the trainer gives it. A server that dies is started again
-with the weights it had. Refuses (EngineError): a Python without vLLM, a server that does not come
-up, weights that the server does not speak with.
+In: a Worker, a folder to hand weights over in, the Python that has vLLM. Out: an engine with a copy
+of the weights (see copied.py). Turns under way go on from the tokens they have, under the next
+version. A server that dies is started again with the weights it had. Refuses (EngineError): a
+Python without vLLM, a server that does not come up, weights that the server does not speak with.
 """
 
 import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import httpx
 import torch
@@ -24,14 +22,11 @@ import torch
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.engine.remote import RemoteEngine
 from nanoswe_proxy.errors import EngineError
-from nanoswe_trainer.cluster import free_address
-from nanoswe_trainer.pack import Row
+from nanoswe_trainer.cluster import MAX_RESTARTS, free_address
+from nanoswe_trainer.engine.copied import CopiedEngine
 from nanoswe_trainer.worker import Worker
 
-T = TypeVar("T")
 START_SEC = 900.0
-MAX_RESTARTS = 3
-PROBE_TOKENS = 8
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.2}  # greatest |logprob difference| of the probe
 ENV = {
     "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -39,14 +34,12 @@ ENV = {
 }  # fmt: skip
 
 
-class VllmEngine:
+class VllmEngine(CopiedEngine):
     """Made by `serve_vllm`."""
 
-    def __init__(self, worker: Worker, folder: Path, command: list[str], dtype: str,
-                 max_context: int, compute: ThreadPoolExecutor):  # fmt: skip
-        self.worker, self.folder, self.command = worker, folder.resolve(), command
-        self.dtype, self.max_context, self._compute = dtype, max_context, compute
-        self.generated, self.version, self.failed = 0, 0, ""
+    def __init__(self, command: list[str], **copied: Any):
+        super().__init__(**copied)
+        self.command, self.failed = command, ""
         self._remote: RemoteEngine | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._up = asyncio.Event()
@@ -63,19 +56,12 @@ class VllmEngine:
         if self._remote:
             await self._remote.release(session)
 
-    async def update(self, change: Callable[[], T]) -> T:
-        """Change the weights, sampling going on meanwhile, and hand them over as a new version."""
-        done = await self._computed(change)
-        await self._hand_over(self.version + 1)
-        return done
-
     async def attach(self, url: str) -> None:
         """Use a server that somebody else keeps up, and that sees our folder at the same path."""
         await self._connect(url, self.folder)
-        await self._hand_over(self.version)
+        await self.hand_over(self.version)
 
-    async def _hand_over(self, version: int) -> None:
-        path = await self._computed(lambda: self._write(version))
+    async def take(self, path: Path, version: int) -> None:
         await self._up.wait()
         remote = self._server()
         try:
@@ -86,30 +72,12 @@ class VllmEngine:
         except httpx.HTTPError as error:
             text = f"vLLM went away while it took version {version}: {error!r}"
             raise EngineError(f"{text}; run again: it resumes") from error
-        await self.probe()
-
-    async def probe(self) -> float:
-        """The greatest difference between the server's and the trainer's logprobs of a few sampled
-        tokens. Raises EngineError beyond the tolerance of the number format.
-        """
-        ids = [(7 * i + self.version) % 256 for i in range(1, 25)]
-        sampling = Sampling(1.0, PROBE_TOKENS, (), f"probe/{self.version}")
-        drawn = [s async for s in self._server().generate("probe", ids, sampling)]
-        await self.release("probe")
-        weights = [0.0] * len(ids) + [1.0] * len(drawn)
-        row = Row((*ids, *(s.token for s in drawn)), tuple(weights))
-        ours = await self._computed(lambda: self.worker.logprobs(row))
-        gap = max(abs(x - s.logprob) for x, s in zip(ours, drawn, strict=True))
-        if not gap <= TOLERANCE[self.dtype]:
-            text = f"at version {self.version} the server's logprobs differ from the trainer's"
-            raise EngineError(f"{text} by up to {gap:.3g}: it does not sample with these weights")
-        return gap
 
     async def start(self) -> None:
         """Start the server on the newest weights. Its output goes to `folder`/vllm.log."""
         path = self.folder / f"{self.version:06}"
         if not path.exists():
-            path = await self._computed(lambda: self._write(self.version))
+            path = await self.publish(self.version)
         address, log = free_address(), self.folder / "vllm.log"
         url, port = f"http://{address}", address.rpartition(":")[2]
         # a copy, in a folder of nothing else: beside this file `vllm` would be this module
@@ -176,21 +144,6 @@ class VllmEngine:
         if answer.is_error:
             raise EngineError(f"vLLM did not take {path}: {answer.status_code} {answer.text[:300]}")
 
-    def _write(self, version: int) -> Path:
-        """The decoder's weights as a model folder, whole or absent; the one before is kept."""
-        path, part = self.folder / f"{version:06}", self.folder / f"{version:06}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(path, ignore_errors=True)
-        self.worker.export(part, half=self.dtype == "bfloat16")
-        part.rename(path)
-        for old in self.folder.glob("[0-9]" * 6):  # a resumed run finds later ones too
-            if old.name not in (path.name, f"{version - 1:06}"):
-                shutil.rmtree(old)
-        return path
-
-    async def _computed(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._compute, function)
-
 
 def _free_gpus(worker: Worker) -> dict[str, str]:
     """Those after the ranks'; where there are none the server shares with them."""
@@ -211,7 +164,6 @@ async def serve_vllm(
     attached = vllm.startswith(("http://", "https://"))
     if not attached and not Path(vllm).is_file():
         raise EngineError(f"{vllm}: no such Python; ./just setup vllm, or set cluster.vllm")
-    folder.mkdir(parents=True, exist_ok=True)
     dtype = "bfloat16" if bf16 else "float32"
     fixed = {
         "--served-model-name": "policy", "--dtype": dtype, "--host": "127.0.0.1",
@@ -222,8 +174,10 @@ async def serve_vllm(
     command += [str(Path(vllm).absolute()), "-m", "vllm.entrypoints.openai.api_server"]
     command += [str(x) for pair in fixed.items() for x in pair]
     command += ["--enable-scale-out", "--skip-tokenizer-init", *options]
-    engine = VllmEngine(worker, folder, command, dtype, max_context, compute)
-    engine.version = version
+    engine = VllmEngine(
+        command, worker=worker, folder=folder, max_context=max_context, version=version,
+        half=bf16, compute=compute, tolerance=TOLERANCE[dtype],
+    )  # fmt: skip
     keeper: asyncio.Task[None] | None = None
     try:
         if attached:
