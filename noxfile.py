@@ -22,7 +22,7 @@ SIBLINGS = {
     "trainer": ("harbor", "proxy", "evalkit"),
 }
 BUDGET = {"harbor": 22, "proxy": 34, "evalkit": 28, "trainer": 48}
-EXTRAS = {"harbor": "[parquet]", "proxy": "", "evalkit": "[bwrap]", "trainer": "[cpu]"}
+EXTRAS = {"harbor": "[parquet]", "proxy": "[parquet]", "evalkit": "[bwrap]", "trainer": "[cpu]"}
 TESTING = ("pytest>=8", "hypothesis>=6.100")
 # What a package's tests compare it with.
 PEERS = {

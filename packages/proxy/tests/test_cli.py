@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import httpx
+import pyarrow.parquet
 
 from nanoswe_proxy.trajectory import read_jsonl
 
@@ -41,6 +42,17 @@ def test_serve_seal_export(folders, tmp_path):
     row = json.loads(run.stdout)
     assert tuple(row["tokens"]) == trajectory.samples[0].tokens and row["trial_id"] == "t.0"
     table = subprocess.run([*COMMAND, "export", kept], capture_output=True, text=True, check=True)
+    columns, empty = tmp_path / "rows.parquet", tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for file, most in ((empty, 0), (kept, 1)):
+        subprocess.run([*COMMAND, "export", file, "--parquet", columns], check=True)
+        with pyarrow.parquet.ParquetFile(columns) as written:
+            rows = written.read().to_pylist()
+        assert len(rows) == most
+    assert rows[0].pop("stops") == json.dumps(row.pop("stops")) and rows == [row]
+    nowhere = tmp_path / "no/rows.parquet"
+    run = subprocess.run([*COMMAND, "export", kept, "--parquet", nowhere], capture_output=True)
+    assert run.returncode == 2 and run.stderr.count(b"\n") == 1 and b"no/rows" in run.stderr
     head, row = table.stdout.splitlines()
     assert head.split()[:4] == ["trial", "try", "sample", "tokens"]
     assert row.split() == [

@@ -218,7 +218,7 @@ def test_an_engine_is_probed_before_it_serves(folder, renderer, kind, tokens_pat
             return await probe(engine, renderer)
 
     if fault in ("goes on", "no text"):
-        with pytest.raises(EngineError, match="not fit to serve: asked to stop at .* it gave"):
+        with pytest.raises(EngineError, match="unfit engine: asked to stop at .* it gave"):
             asyncio.run(main())
     else:
         facts = asyncio.run(main())

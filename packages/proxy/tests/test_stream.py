@@ -398,7 +398,10 @@ def test_kill_9_and_a_new_process(folders, tmp_path):
     run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
     assert run.returncode == 1 and from_json(run.stdout).to_json() == trajectory.to_json()
     old = log.read_bytes().replace(b"nanoswe-session/2", b"nanoswe-session/1")
-    for data, says in ((b"no log", "is no session log"), (old, "of another version, nanoswe-sess")):
+    for data, says in (
+        (b"no log", "is no session log"),
+        (old, "nanoswe-session/2: replay an older one"),
+    ):
         log.write_bytes(data)
         run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
         assert run.returncode == 2 and says in run.stderr and run.stderr.count("\n") == 1

@@ -21,7 +21,6 @@ from nanoswe_proxy.errors import ProxyError
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
-SOME = click.IntRange(min=1)
 option = partial(click.option, show_default=True)
 
 
@@ -38,9 +37,9 @@ def cli() -> None:
 @option("--port", default=8080, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @option("--health-port", default=0, type=click.IntRange(0, 65535), help="From a thread of its own.")
 @option("--temperature", default=1.0, type=click.FloatRange(0, 1000))
-@option("--max-tokens", default=512, type=SOME)
-@option("--max-sessions", default=10_000, type=SOME, help="More are refused.")
-@option("--max-calls", default=1024, type=SOME, help="More wait for their turn.")
+@option("--max-tokens", default=512, type=click.IntRange(1))
+@option("--max-sessions", default=10_000, type=click.IntRange(1), help="More are refused.")
+@option("--max-calls", default=1024, type=click.IntRange(1), help="More wait for their turn.")
 @click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
 @click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
 def serve(
@@ -50,8 +49,7 @@ def serve(
     """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
     import uvloop
 
-    from nanoswe_proxy.app import create_app, watch
-    from nanoswe_proxy.app import serve as running
+    from nanoswe_proxy import app as shell
     from nanoswe_proxy.engine import load_engine
     from nanoswe_proxy.engine.probe import probe
     from nanoswe_proxy.proxy import Proxy
@@ -71,10 +69,10 @@ def serve(
         if trajectories:
             write_jsonl(trajectories)  # what cannot be written is said now
             proxy.on_seal = partial(write_jsonl, trajectories)
-        app = create_app(proxy, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
-        async with running(proxy, host, port, app=app) as url:
+        app = shell.create_app(proxy, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
+        async with shell.serve(proxy, host, port, app=app) as url:
             click.echo(f"listening on {url}", err=True)
-            facts |= {"health": watch(proxy, host, health_port) + "/health"}
+            facts |= {"health": shell.watch(proxy, host, health_port) + "/health"}
             click.echo(f"engine: {json.dumps(facts)}", err=True)
             await stop.wait()
 
@@ -100,20 +98,31 @@ def replay(log: Path) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="One line of JSON per sample.")
-def export(file: Path, as_json: bool) -> None:
-    """The samples in FILE (trajectories as JSONL): a table, or with --json the rows."""
+@click.option("--parquet", type=FILE, help="Write them here as columns; needs the extra `parquet`.")
+def export(file: Path, as_json: bool, parquet: Path | None) -> None:
+    """The samples in FILE (trajectories as JSONL): a table, with --json or --parquet the rows."""
     from nanoswe_proxy.trajectory import read_jsonl
 
+    rows = (
+        {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i, **row}
+        for trajectory in read_jsonl(file)
+        for i, row in enumerate(json.loads(trajectory.to_json())["samples"])
+    )
+    if parquet:
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise click.ClickException("pip install 'nanoswe-proxy[parquet]'") from error
+        columns = [row | {"stops": json.dumps(row["stops"])} for row in rows]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), parquet)
+        return
     line = "{:24} {:>3} {:>6} {:>8} {:>8} {:>5}  {}".format
     if not as_json:
         click.echo(line("trial", "try", "sample", "tokens", "trained", "turns", "stops"))
-    for trajectory in read_jsonl(file):
-        rows = json.loads(trajectory.to_json())["samples"]
-        for i, (sample, row) in enumerate(zip(trajectory.samples, rows, strict=True)):
-            which = {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i}
-            facts = (len(sample.tokens), sum(sample.mask), len(sample.stops))
-            told = line(*which.values(), *facts, " ".join(sample.stops.values()))
-            click.echo(json.dumps(which | row, allow_nan=False) if as_json else told)
+    for row in rows:
+        facts = (len(row["tokens"]), row["provenance"].count("s"), len(row["stops"]))
+        table = line(*list(row.values())[:3], *facts, " ".join(row["stops"].values()))
+        click.echo(json.dumps(row, allow_nan=False) if as_json else table)
 
 
 def main() -> None:

@@ -240,7 +240,6 @@ class Proxy:
         return {"status": "ok", "version": self.engine.version, "open_sessions": len(self._live)}
 
     def metrics(self) -> str:
-        """What was counted, as Prometheus reads it."""
         series = ((*k.partition("{"), v) for k, v in sorted(self.counts.copy().items()))
         lines = [f"nanoswe_proxy_{name}_total{a}{b} {v}" for name, a, b, v in series]
         return "\n".join([*lines, f"nanoswe_proxy_open_sessions {len(self._live)}\n"])

@@ -42,6 +42,7 @@ class State:
         self.sealed = False
         self.longest = 0  # messages in the longest request so far
         self._asked: dict = {}
+        self._runs: list[list[int]] = []
 
     def generations(self) -> Iterable[tree.Generation]:
         return (n for n in self.nodes if isinstance(n, tree.Generation))
@@ -91,8 +92,8 @@ class State:
     def _apply_end(self, node: tree.Generation, fields: dict, blob: bytes) -> None:
         n = 4 * fields["n"]
         node.ids, node.logprobs = array("I", blob[:n])[:], array("f", blob[n:])[:]  # no spare room
-        node.versions = fields["versions"]
-        node.stop, node.delivery = fields["stop"], "aborted"
+        self._runs = runs if (runs := fields["versions"]) != self._runs else self._runs
+        node.versions, node.stop, node.delivery = self._runs, fields["stop"], "aborted"
         if view := fields.get("view"):
             node.view, node.delivery = view, "committed"
             node.finish_reason, node.parse = fields["finish"], fields["parse"]

@@ -12,6 +12,7 @@ import re
 import zlib
 from array import array
 from bisect import bisect_left
+from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +21,8 @@ from nanoswe_proxy import wire
 
 EDITED = ("assistant_edited", "observation_edited", "reply_dropped")
 tool_list = lru_cache(maxsize=64)(json.loads)  # of a lineage's `tools`: not to be changed
+# One match on the way down: `generation` is None where the request ends in `context`.
+_Step = namedtuple("_Step", "context generation at level")
 _ECHO = re.compile(r"([0-9]+)x([0-9]+)x([0-9a-f]{10})")
 
 
@@ -94,16 +97,6 @@ class Place:
     tools: str
     fork: str
     level: int  # the weakest match on the way: 0 as served, 1 wire-normal, 2 lossy but unambiguous
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One match on the way down: `generation` is None where the request ends in `context`."""
-
-    context: Context | None
-    generation: Generation | None
-    at: int
-    level: int
 
 
 def echo_id(secret: str, node: int, call: int, prefix: str = "call") -> str:

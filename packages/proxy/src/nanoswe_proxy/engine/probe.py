@@ -20,17 +20,15 @@ async def probe(engine: Engine, renderer: Renderer) -> dict:
     if isinstance(engine, ScriptedEngine):
         return facts
     prompt = renderer.root([{"role": "user", "content": "Say something."}], None, {}).ids
+    named = renderer.codec.full.id_to_token
 
     async def say(temperature: float, key: str, *stops: int) -> list[Sampled]:
         how = Sampling(temperature, 8, (*renderer.stop_ids, *stops), key)
         said = [s async for s in engine.generate("probe", prompt, how)]
-        fit = all(
-            renderer.codec.full.id_to_token(s.token) and math.isfinite(s.logprob) for s in said
-        )
+        fit = all(named(s.token) and math.isfinite(s.logprob) for s in said)
         if not said or not fit or set(how.stop_ids) & {s.token for s in said[:-1]}:
             told = [(s.token, round(s.logprob, 3)) for s in said]
-            raise EngineError(f"the engine is not fit to serve: asked to stop at {how.stop_ids}, "
-                              f"it gave (token, logprob) {told}")  # fmt: skip
+            raise EngineError(f"unfit engine: asked to stop at {how.stop_ids} it gave {told}")
         return said
 
     first, again, other = [await say(1.0, key) for key in ("a", "a", "b")]
