@@ -42,9 +42,9 @@ def main() -> None:
     python_mib = sum(row["bytes"]["python"] for row in plain) / len(plain) / MIB
     base_mib = plain[0]["bytes"]["base"] / MIB
     print(
-        "| set | images | measured | unique GiB | mirrors GiB | sum GiB | build minutes | others |"
+        "| set | images | measured | layers GiB | unpacked GiB | repositories GiB | build minutes "
+        "| others |\n|---|--:|--:|--:|--:|--:|--:|---|"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|---|")
     for source in ("verified", "swegym"):
         targets = plan(source)
         pythons = {target.python for target in targets if target.python}
@@ -54,9 +54,10 @@ def main() -> None:
         total += sum(SYSTEM_MIB.get(name, 20) for names in systems for name in names)
         known = [measured[_key(t)]["seconds"] for t in targets if _key(t) in measured]
         minutes = (sum(known) + seconds * (len(targets) - len(known))) / 60
-        row = [source, len(targets), len(known), f"~{total / 1024:.1f}"]
-        row += [f"{MIRRORS[source] / 1024:.1f}", f"~{(total + MIRRORS[source]) / 1024:.1f}"]
-        print("|", " | ".join(map(str, [*row, f"~{minutes:.0f}", OTHERS[source]])), "|")
+        unpacked = base_mib + len(pythons) * python_mib + _files_mib(targets, light_mib)
+        row = [source, len(targets), len(known), f"~{total / 1024:.1f}", f"~{unpacked / 1024:.1f}"]
+        row += [f"{MIRRORS[source] / 1024:.1f}", f"~{minutes:.0f}", OTHERS[source]]
+        print("|", " | ".join(map(str, row)), "|")
     print(
         f"\nEstimated: {light_mib:.1f} MiB a pin (heavy packages apart), {seconds:.0f} s a build."
     )
@@ -82,6 +83,17 @@ def _env_mib(target: Target, measured: dict, light_mib: float) -> float:
     pins = target.pins or ("",) * 60  # no pins yet: as many as a SWE-Gym environment has
     heavies = [_heavy(pin) for pin in pins]
     return sum(heavies) + heavies.count(0) * light_mib + 2
+
+
+def _files_mib(targets: list[Target], light_mib: float) -> float:
+    """What a store of `image unpack` holds besides base and CPythons: each Debian package once, and
+    each pin once a Python; its files are equal in all images (docker/env/install)."""
+    systems = {name for target in targets for name in target.system}
+    unknown = ("",) * 60  # no pins yet: as many as a SWE-Gym environment has, shared with none
+    pins = {(t.python, pin) for t in targets for pin in t.pins}
+    sizes = [_heavy(pin) or light_mib for _, pin in pins]
+    sizes += [_heavy(pin) or light_mib for t in targets if t.missing for pin in unknown]
+    return sum(sizes) + sum(SYSTEM_MIB.get(name, 20) for name in systems) + 2 * len(targets)
 
 
 if __name__ == "__main__":
