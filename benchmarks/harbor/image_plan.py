@@ -21,7 +21,7 @@ HEAVY = {
     "cryptography": 11,
 }  # fmt: skip
 SYSTEM_MIB = {
-    "texlive": 1500, "openjdk-17-jdk": 480, "build-essential": 330, "ffmpeg": 420,
+    "texlive": 1500, "openjdk-17-jdk": 480, "build-essential": 390, "ffmpeg": 440,
     "imagemagick": 120, "cmake": 160, "graphviz": 60, "locales": 17, "pipx": 60,
 }  # fmt: skip
 # MiB of the repositories with all their history, of which every checkout is made (Verified's three
@@ -35,7 +35,7 @@ OTHERS = {
 
 def main() -> None:
     lines = (Path(__file__).parent / "images.jsonl").read_text().splitlines()
-    measured = {row["target"]: row for row in map(json.loads, lines)}
+    measured = {(row["target"], row["pins"]): row for row in map(json.loads, lines)}
     plain = [row for row in measured.values() if row["pins"]]
     light_mib = sum(_light(row) for row in plain) / sum(row["pins"] for row in plain)
     seconds = sum(row["seconds"] for row in plain) / len(plain)
@@ -63,13 +63,14 @@ def main() -> None:
     )
 
 
-def _key(target: Target) -> str:
-    return target.name.rpartition("-")[0]
+def _key(target: Target) -> tuple[str, int]:
+    """What tells a measured target from others of its (repo, version), whatever its digest is."""
+    return target.name.rpartition("-")[0], len(target.pins)
 
 
 def _light(row: dict) -> float:
     """MiB of a measured environment without its heavy packages."""
-    (pins,) = {t.pins for t in plan(row["source"]) if _key(t) == row["target"]}
+    (pins,) = {t.pins for t in plan(row["source"]) if _key(t) == (row["target"], row["pins"])}
     return row["bytes"]["environment"] / MIB - sum(_heavy(pin) for pin in pins)
 
 
