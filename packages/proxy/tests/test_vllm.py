@@ -6,6 +6,7 @@ forced, and every recorded logprob must be there.
 """
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -232,8 +233,10 @@ def test_pause_and_resume_with_a_version(vllm_url, model):
         return got, held
 
     got, held = asyncio.run(main())
-    assert len(got) == 200
-    assert [s.version for s in got] == [0] * held + [3] * (200 - held)
+    # What comes after depends on where it was cut off, and may be the model's own end.
+    ends = (1, json.loads((model / "config.json").read_text())["eos_token_id"])
+    assert len(got) == 200 or (len(got) > held and got[-1].token in ends)
+    assert [s.version for s in got] == [0] * held + [3] * (len(got) - held)
     theirs = scored(vllm_url, [5, 6, 7, *(s.token for s in got)])[3:]
     assert max(abs(a - s.logprob) for a, s in zip(theirs, got, strict=True)) < TOLERANCE
 
