@@ -138,8 +138,7 @@ class _Routes:
         """The capability, where the URL has none; many clients send a key that is none."""
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         ours, key = (request.headers.get(h, "") for h in ("x-nanoswe-session", "x-api-key"))
-        named = [c for c in (ours, in_body, key, bearer) if c]
-        return next(filter(self.proxy.is_open, named), named[0] if named else "")
+        return min(filter(None, (ours, in_body, key, bearer)), key=self.proxy.rank, default="")
 
     async def models(self, request: HttpRequest) -> Response:
         self.proxy.live(request.path_params.get("cap") or self._named(request))

@@ -79,8 +79,10 @@ class Proxy:
                 self._live[session.cap] = _Live(session, lost)
                 self.counts["recovered"] += 1
 
-    def is_open(self, cap: str) -> bool:
-        return cap in self._live
+    def rank(self, cap: str) -> int:  # 0: an open session's, 1: a sealed one's, 2: unknown
+        path = self._path(cap)
+        sealed = cap in self._sealed or (path and path.exists())
+        return 0 if cap in self._live else 1 if sealed else 2
 
     def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
         """A new session; its capability. `fixed` are other fields of `state.Policy`."""
@@ -155,8 +157,7 @@ class Proxy:
         """The open session of a capability."""
         if cap in self._live:
             return self._live[cap]
-        path = self._path(cap)
-        if cap in self._sealed or (path and path.exists()):
+        if self.rank(cap) == 1:
             raise errors.SealedError("the session is sealed")
         raise errors.ProxyError("no session has this capability", 404, "unknown_session")
 
