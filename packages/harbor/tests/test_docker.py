@@ -78,9 +78,10 @@ def check_env(image: str) -> None:
     # a package's own build, as an official evaluation script asks for it, as any user
     made = 'mkdir /tmp/p; cd /tmp/p; echo \'from setuptools import setup; setup(name="zzz", '
     made += 'version="1", py_modules=["zzz"])\' > setup.py; echo \'x = 7\' > zzz.py; '
-    installed = inside(image, made + "python -m pip install -q . >&2; cd /; python -c "
-                       "'import zzz; print(zzz.x)'")  # fmt: skip
-    assert installed == "7"
+    made += "python -m pip install -q . >&2 || exec echo failed; cd /; "
+    installed = inside(image, made + "python -c 'import zzz; print(zzz.x)'")
+    # nano's projects are not installed, so there is nothing to build them with
+    assert installed == ("7" if inside(image, "ls /opt/wheels") else "failed")
     # a reinstall that cannot work says so
     failed = inside(image, "python -m pip install -q no-such-thing-as-this || echo failed")
     assert failed.endswith("failed")
@@ -158,6 +159,12 @@ def pythons(tmp_path_factory: pytest.TempPathFactory) -> str | None:
     return str(folder)
 
 
+def normal(pins: list[str]) -> set[str]:
+    """Pins with names as an index has them."""
+    parts = (pin.partition("==") for pin in pins)
+    return {f"{re.sub('[-_.]+', '-', name).lower()}=={version}" for name, _, version in parts}
+
+
 def build_env(source: str, alias: str, logs: Path, pythons: str | None) -> str:
     options = ["--pythons", pythons] if pythons else []
     command(
@@ -181,8 +188,7 @@ def test_an_environment(source: str, alias: str, logs: Path, pythons: str | None
     check("env", image)
     assert inside(image, "python --version").startswith(f"Python {ENVS[source, alias]}.")
     target = plan(source, (alias,))[0]
-    found = {*inside(image, "pip freeze --all").lower().replace("_", "-").split()}
-    assert {pin.lower().replace("_", "-") for pin in target.pins} <= found
+    assert normal([*target.pins]) <= normal(inside(image, "pip freeze --all").split())
     assert inside(image, "cat /opt/nanoswe/skipped.txt").split() == [*target.skipped]
     wheels = inside(image, "ls /opt/wheels").split()
     assert len(wheels) == len(target.build)
@@ -231,8 +237,11 @@ def test_the_image_of_a_package_from_its_source_distribution(
     with tarfile.open(packed) as tar:
         tar.extractall(tmp_path, filter="data")
     tree, bare = tmp_path / "requests-2.26.0", tmp_path / "mirrors/psf/requests.git"
+    # what its repository has and its source distribution has not, and the other way round
+    (tree / ".gitignore").write_text("build/\n*.egg-info/\n")
+    shutil.rmtree(tree / "requests.egg-info")
     git = ("git", "-C", str(tree), "-c", "user.name=a", "-c", "user.email=a@example.com")
-    for step in ("init -q -b main", "add -A -f", "commit -q -m base", "tag later"):
+    for step in ("init -q -b main", "add -A", "commit -q -m base", "tag later"):
         command(*git, *step.split())
     base = command(*git, "rev-parse", "HEAD").strip()
     command(*git, "commit", "-q", "--allow-empty", "-m", "the future")
