@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -133,7 +134,7 @@ class Proxy:
             self.child = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
         while self.child.returncode is None:
             if self.port == 0 and "listening" in self.said.read_text():
-                self.port = int(self.said.read_text().rpartition(":")[2])
+                self.port = int(re.findall(r"listening on \S+:(\d+)", self.said.read_text())[-1])
             try:
                 async with httpx.AsyncClient() as http:
                     (await http.get(f"{self.url}/healthz")).raise_for_status()

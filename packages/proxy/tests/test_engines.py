@@ -194,7 +194,7 @@ RAW = "raw (train at temperature 1)"
 
 
 @WAYS
-@pytest.mark.parametrize("fault", ["", "goes on", "no text", "raw"])
+@pytest.mark.parametrize("fault", ["", "busy", "goes on", "no text", "raw"])
 def test_an_engine_is_probed_before_it_serves(folder, renderer, kind, tokens_path, fault):
     """Facts of a good one; one line for one that goes on after its stop, or has another tokenizer.
     The script is a model: what it says depends on the prompt, the seed and the temperature.
@@ -209,6 +209,8 @@ def test_an_engine_is_probed_before_it_serves(folder, renderer, kind, tokens_pat
             whole = server.engine.generate
 
             async def generate(session, ids, how):
+                if fault == "busy" and len(server.bodies) % 3 == 1:
+                    raise EngineError("not now")
                 stops = server.stop_ids if fault == "goes on" else how.stop_ids
                 async for s in whole(session, ids, replace(how, stop_ids=stops)):
                     warm = 0.0 if fault == "raw" else how.temperature
@@ -223,7 +225,7 @@ def test_an_engine_is_probed_before_it_serves(folder, renderer, kind, tokens_pat
     else:
         facts = asyncio.run(main())
         assert facts["seeds_repeat"] and facts["seeds_differ"] and facts["max_context"] == 4000
-        assert facts["logprobs"] == (RAW if fault else "of what is sampled")
+        assert facts["logprobs"] == (RAW if fault == "raw" else "of what is sampled")
 
 
 def test_a_long_prompt_is_serialised_once(folders):

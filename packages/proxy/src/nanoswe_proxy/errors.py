@@ -42,9 +42,7 @@ class EngineError(ProxyError):
 
 
 class RenderError(ProxyError):
-    """A tokenizer or template that cannot be served exactly, or an encode that failed its check."""
-
-    code = "render_error"
+    code = "render_error"  # what cannot be served exactly, or an encode that failed its check
 
 
 class LogError(ProxyError):
