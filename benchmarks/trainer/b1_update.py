@@ -4,6 +4,7 @@ rate. The same random weights, ids, lengths and advantages; fp32, one thread; pr
 Each side runs in a process of its own, in turns; medians over steps and turns.
 
     python benchmarks/trainer/b1_update.py --out benchmarks/trainer/b1.json    (needs trl==1.16.0)
+    python benchmarks/trainer/b1_update.py --alone --out benchmarks/trainer/b2.json    (ours only)
 """
 
 import argparse
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--skew", type=float, default=1.0)
     parser.add_argument("--side", choices=["ours", "trl4", "trl8"])
+    parser.add_argument("--alone", action="store_true", help="without the peer")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -165,7 +167,8 @@ def main() -> None:
                 if parameter.ndim == 2:
                     parameter.normal_(std=0.02)
         save_decoder(decoder, folder)
-        found: dict[str, list[float]] = {"ours": [], "trl4": [], "trl8": []}
+        sides = ["ours"] if options.alone else ["ours", "trl4", "trl8"]
+        found: dict[str, list[float]] = {side: [] for side in sides}
         rates: list[float] = []
         for _ in range(options.turns):
             for side, times in found.items():
@@ -183,7 +186,7 @@ def main() -> None:
     result = {
         "cpu_sec": middle, "tokens": sum(lengths), "trained": trained, "longest": max(lengths),
         "trained_tokens_per_cpu_sec": {s: round(trained / t) for s, t in middle.items()},
-        "ratio": round(min(middle["trl4"], middle["trl8"]) / middle["ours"], 2),
+        "ratio": round(min(list(middle.values())[1:], default=0.0) / middle["ours"], 2),
         "gflops": round(work / middle["ours"] / 1e9, 1),
         "gemm_gflops": round(statistics.median(rates) / 1e9, 1),
         "share_of_gemm": round(statistics.median(shares), 3), "torch": torch.__version__,

@@ -75,13 +75,13 @@ def test_new_weights_arrive_whole_and_a_wrong_one_is_noticed(
             assert sorted(p.name for p in tmp_path.glob("0*")) == ["000002", "000003"]
 
             # in the middle of turns: sampling goes on, under the next version
-            turns = [asyncio.create_task(draw(engine, f"s{i}", 150)) for i in range(4)]
+            turns = [asyncio.create_task(draw(engine, f"s{i}", 230)) for i in range(4)]
             while engine.generated < 8:
                 await asyncio.sleep(0.001)
             await engine.update(lambda: nudge(decoder))
             for drawn in await asyncio.gather(*turns):
                 versions = [s.version for s in drawn]
-                assert len(drawn) == 150 and versions == sorted(versions)
+                assert len(drawn) == 230 and versions == sorted(versions)
                 assert set(versions) <= {3, 4} and versions[-1] == 4
 
             # one tensor that the server does not have is a failure, not a slow drift
