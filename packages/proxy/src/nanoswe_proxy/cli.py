@@ -112,7 +112,7 @@ def export(file: Path, as_json: bool, parquet: Path | None) -> None:
         try:
             import pyarrow.parquet
         except ImportError as error:
-            raise click.ClickException("pip install 'nanoswe-proxy[parquet]'") from error
+            raise click.ClickException("it needs pip install 'nanoswe-proxy[parquet]'") from error
         columns = [row | {"stops": json.dumps(row["stops"])} for row in rows]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(columns), parquet)
         return
