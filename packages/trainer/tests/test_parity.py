@@ -97,7 +97,8 @@ def test_loss_and_gradient_equal_trls(
     }  # fmt: skip
     other = trainer._compute_loss(theirs, inputs)
     other.backward()
-    assert loss.item() == pytest.approx(other.item(), rel=1e-5, abs=1e-7)
+    # terms of size one that nearly cancel, in fp32
+    assert loss.item() == pytest.approx(other.item(), rel=1e-5, abs=1e-6)
     gradients = dict(theirs.named_parameters())
     for name, parameter in small.named_parameters():
         assert torch.allclose(parameter.grad, gradients[name].grad, rtol=1e-3, atol=1e-6), name
