@@ -165,6 +165,14 @@ def test_timeout_still_grades_what_was_done(sandboxes: SandboxFactory, task: Tas
     assert (trial.stop, trial.outcome) == (Stop.TIMEOUT, Outcome.RESOLVED)
 
 
+def test_code_under_test_may_ask_git(sandboxes: SandboxFactory, task: Task) -> None:
+    """As builds do for their version; the checkout is not of the sandbox's uid."""
+    asks = 'import subprocess; subprocess.run(["git", "rev-parse", "HEAD"], check=True)'
+    path = sections(_gold(task))[0][0]
+    trial = _trial(sandboxes, task, BashAgent(f"{_fix(task)}; echo '{asks}' >> {path}"))
+    assert trial.outcome is Outcome.RESOLVED, trial.report
+
+
 def test_wrong_fix_is_unresolved(sandboxes: SandboxFactory, task: Task) -> None:
     path = sections(_gold(task))[0][0]
     trial = _trial(sandboxes, task, BashAgent(f"echo 'x = 1' >> {path}"))

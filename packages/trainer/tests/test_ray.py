@@ -62,7 +62,7 @@ def test_runner_engine_and_run_are_killed_and_nothing_is_lost(
     recipe = tmp_path / "ray.yaml"
     recipe.write_text(RECIPE.replace("TASKS", str(tmp_path / "tasks")))
     command = [sys.executable, str(KILLS), str(recipe), str(tmp_path)]
-    done = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["killed"].keys() == {"ray::_run_there", "ray::Host", "the run"}

@@ -36,8 +36,10 @@ DISK_BYTES = 64 * MIB
 SCRIPTS = {path.stem: path.read_text() for path in Path(__file__).parent.glob("scripts/*.sh")}
 EXTRACT, EVALUATE = SCRIPTS["extract"], SCRIPTS["evaluate"]
 EXTRACT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+# Builds and tests ask git too, on a checkout that is perhaps not of the sandbox's uid.
+OURS = {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*", "GIT_CONFIG_COUNT": "1"}
+EVALUATE_ENV = {"TESTS": "/tmp/nanoswe-tests", **OURS}
 REJECTED = 79
-TESTS_DIR = "/tmp/nanoswe-tests"
 Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and time
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
@@ -123,7 +125,7 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
         began = time.monotonic()
         done = await sandbox.run(
             ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR,
-            env={"TESTS": TESTS_DIR}, timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
+            env=EVALUATE_ENV, timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
         )  # fmt: skip
         took = round(time.monotonic() - began, 4)
     packed = base64.b85encode(zlib.compress(done.stdout)).decode()

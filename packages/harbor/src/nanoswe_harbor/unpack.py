@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from nanoswe_harbor.families import BAD_ROW
-from nanoswe_harbor.layers import Budget, UnpackError, apply
+from nanoswe_harbor.layers import Budget, UnpackError, apply, extract_plain
 from nanoswe_harbor.registry import Registry, parse
 
 GIB, MOST_JSON = 2**30, 8 * 2**20
@@ -45,7 +45,7 @@ def unpack(source: str, store: Path, registry: str = "", max_gb: float = 40) -> 
                 with tarfile.open(source) as archive:
                     for member in archive:
                         outer.take(member.size)
-                        archive.extract(member, scratch, filter="data")
+                        extract_plain(archive, member, Path(scratch).resolve())
                 names, config, layers = _read(Path(scratch))
             else:
                 asyncio.run(_pull(source, registry, pulled))
