@@ -41,7 +41,7 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
     at_2 = summary["scores"]["pass@2"]
     assert at_2["value"] == at_2["high"] == 1.0 and at_2["tasks"] == 2
     assert 0.3 < at_2["low"] < 0.4  # two tasks are not many
-    assert "differences of" in done.stderr
+    assert "differences of" in done.stderr and "4 resolved\n" in done.stderr  # the bar, at its end
     nop = _evalkit(tmp_path, "run", "gold", "agent.kind=nop", "name=nop")
     assert nop.returncode == 0 and "avg@1                0.000" in nop.stdout
     assert json.loads((tmp_path / "runs/gold/metrics.jsonl").read_text())["avg@2"] == 1.0

@@ -91,6 +91,7 @@ def progress(console: Console, label: str, total: int) -> Iterator[Callable[[Tri
 
         def advance(trial: Trial) -> None:
             score[trial.outcome] += 1
-            bar.update(job, advance=1, score=dict(score.most_common(3)))
+            said = ", ".join(f"{count} {outcome}" for outcome, count in score.most_common(3))
+            bar.update(job, advance=1, score=said)
 
         yield advance
