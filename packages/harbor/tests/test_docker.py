@@ -233,7 +233,7 @@ def test_the_image_of_a_package_from_its_source_distribution(
     argv = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:")
     command(*argv, f"--dest={tmp_path}", "requests==2.26.0")
     (packed,) = tmp_path.glob("requests-*.tar.gz")
-    command("tar", "-xf", str(packed), "-C", str(tmp_path))
+    command("tar", "-xf", str(packed), "--no-same-owner", "-C", str(tmp_path))
     tree, bare = tmp_path / "requests-2.26.0", tmp_path / "mirrors/psf/requests.git"
     # what its repository has and its source distribution has not, and the other way round
     (tree / ".gitignore").write_text("build/\n*.egg-info/\n")
