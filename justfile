@@ -79,10 +79,10 @@ test:
 ci:
     @.ci/run
 
-# What CI does not run or runs in part: all forgeries, all agents, templates, the trainer killed and on Ray
+# What CI does not run or runs in part: all forgeries, all agents, templates, the trainer killed, on Ray and through vLLM
 [group('develop')]
 interop:
-    @nox --session "interop(evalkit)" "interop(trainer)" agents clients openhands templates ray
+    @nox --session "interop(evalkit)" "interop(trainer)" agents clients openhands templates ray vllm
 
 # Full counts and benchmarks, by hand
 [group('develop')]

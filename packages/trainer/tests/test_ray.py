@@ -69,3 +69,16 @@ def test_runner_engine_and_run_are_killed_and_nothing_is_lost(
     assert "resuming" in done.stderr
     assert found["trials"] == 2 + 5 * 2 + 2
     assert found["differ"] == []
+
+
+def test_an_engine_without_a_place_is_one_line(cluster: dict[str, str], tmp_path: Path) -> None:
+    convert_nano(tmp_path / "tasks", {"train": 2, "heldout": 1})
+    tiny.create(tmp_path / "tasks/t", seed=5)
+    recipe = tmp_path / "ray.yaml"
+    text = RECIPE.replace("TASKS", str(tmp_path / "tasks"))
+    recipe.write_text(text.replace("ranks: 2", "ranks: 4"))  # the cluster has four CPUs
+    command = [sys.executable, "-m", "nanoswe_trainer.cli", "run", str(recipe)]
+    command += ["--runs", str(tmp_path), "--allowlist-fallback"]
+    done = subprocess.run(command, env=cluster, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no room for the engine: 1 times {'CPU': 1, 'GPU': 0}" in done.stderr

@@ -140,14 +140,8 @@ def _processes(count: int, stack: ExitStack) -> Iterator[Any]:
 def _actors(count: int, stack: ExitStack) -> Iterator[Any]:
     ray = _ray()
     stack.callback(ray.shutdown)
-    bundle = {"CPU": 1, "GPU": min(1, ray.cluster_resources().get("GPU", 0))}
-    group = ray.util.placement_group([bundle] * count, strategy="PACK")
-    if not group.wait(60):
-        raise RankError(f"ray: no room for {count} times {bundle}")
-    where = {"num_cpus": 1, "num_gpus": bundle["GPU"], "max_restarts": 0}
-    for rank in range(count):
-        slot = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, rank)
-        actor = ray.remote(Rank).options(**where, scheduling_strategy=slot).remote()
+    for rank, where in enumerate(_places(ray, count, "the ranks")):
+        actor = ray.remote(Rank).options(**where, max_restarts=0).remote()
         if rank == 0:  # where the first one is they meet
             yield ray.get(actor.address.remote())
         yield lambda *call, actor=actor, rank=rank: actor.call.remote(*call, rank).future()
@@ -156,9 +150,9 @@ def _actors(count: int, stack: ExitStack) -> Iterator[Any]:
 def actor(kind: type, *args: Any) -> Callable[..., Awaitable[Any]]:
     """ask(method, …) of one of `kind` that Ray starts again when it dies, and then asks again."""
     ray = _ray()
-    gpus = min(1, ray.cluster_resources().get("GPU", 0))
+    (where,) = _places(ray, 1, "the engine")
     often = {"max_restarts": MAX_RESTARTS, "max_task_retries": MAX_RESTARTS}
-    made = ray.remote(kind).options(num_cpus=1, num_gpus=gpus, **often).remote(*args)
+    made = ray.remote(kind).options(**where, **often).remote(*args)
 
     async def ask(method: str, *args: Any) -> Any:
         answer = getattr(made, method).remote(*args)
@@ -171,6 +165,17 @@ def actor(kind: type, *args: Any) -> Callable[..., Awaitable[Any]]:
             raise EngineError(f"the engine's actor does not come back: {error}") from error
 
     return ask
+
+
+def _places(ray: Any, count: int, what: str) -> list[dict[str, Any]]:
+    """Options of `count` actors: a CPU for each, and a GPU where there are any."""
+    bundle = {"CPU": 1, "GPU": min(1, ray.cluster_resources().get("GPU", 0))}
+    group = ray.util.placement_group([bundle] * count, strategy="PACK")
+    if not group.wait(60):
+        raise RankError(f"ray: no room for {what}: {count} times {bundle}")
+    slot = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    size = {"num_cpus": 1, "num_gpus": bundle["GPU"]}
+    return [{**size, "scheduling_strategy": slot(group, i)} for i in range(count)]
 
 
 def _ray() -> Any:
