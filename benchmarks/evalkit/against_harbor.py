@@ -106,9 +106,9 @@ def under_evalkit(folder: Path, tasks: Path, name: str, kind: str) -> list[tuple
     lines = (folder / "runs" / name / "trials.jsonl").read_text().splitlines()
     trials = [json.loads(line) for line in lines]
     return [
-        (t["reward"], clock["total_sec"] - clock["agent_sec"] - clock["tests_sec"])
+        (t["reward"], c["total_sec"] - c["agent_sec"] - c["install_sec"] - c["tests_sec"])
         for t in trials
-        for clock in [t["timings"]]
+        for c in [t["timings"]]
     ]
 
 

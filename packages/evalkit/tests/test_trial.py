@@ -96,6 +96,21 @@ def test_oracle_resolves(sandboxes: SandboxFactory, tasks: list[Task]) -> None:
         assert [path for path, _ in sections(trial.patch)] == [p for p, _ in sections(_gold(task))]
 
 
+def test_what_comes_before_the_tests_has_a_clock_of_its_own(
+    sandboxes: SandboxFactory, task: Task, tmp_path: Path
+) -> None:
+    slow = tmp_path / task.task_id
+    shutil.copytree(task.path, slow)
+    script = slow / "tests" / "run_eval.sh"
+    script.write_text(script.read_text().replace("unset NANOSWE_NONCE\n", "sleep 0.5\n"))
+    trial = _trial(sandboxes, replace(task, path=slow), OracleAgent())
+    clocks = trial.timings
+    assert trial.outcome is Outcome.RESOLVED and clocks["install_sec"] >= 0.5
+    assert 0 < clocks["tests_sec"] <= clocks["grade_sec"] - clocks["install_sec"]
+    quick = _trial(sandboxes, task, OracleAgent()).timings
+    assert 0 < quick["install_sec"] < clocks["install_sec"]
+
+
 def test_nop_has_no_patch_and_fails_the_tests(sandboxes: SandboxFactory, task: Task) -> None:
     trial = _trial(sandboxes, task, NopAgent())
     assert (trial.outcome, trial.reward, trial.report) == (Outcome.NO_PATCH, 0.0, None)

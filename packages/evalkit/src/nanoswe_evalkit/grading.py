@@ -9,6 +9,7 @@ Refuses (PatchError) a work tree that no longer yields a diff.
 import asyncio
 import base64
 import json
+import re
 import secrets
 import shutil
 import tarfile
@@ -40,7 +41,7 @@ EXTRACT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 OURS = {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*", "GIT_CONFIG_COUNT": "1"}
 EVALUATE_ENV = {"TESTS": "/tmp/nanoswe-tests", **OURS}
 REJECTED = 79
-Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and time
+Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and clocks
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
 
@@ -127,9 +128,12 @@ async def _run_tests(task: Task, patch: str, pristine: Callable[[], Opened]) -> 
             ["/bin/bash", "-c", EVALUATE], stdin=bundle + END_OF_TAR,
             env=EVALUATE_ENV, timeout_sec=task.verifier_timeout_sec, output_bytes=LOG_BYTES
         )  # fmt: skip
-        took = round(time.monotonic() - began, 4)
+        took = time.monotonic() - began
     packed = base64.b85encode(zlib.compress(done.stdout)).decode()
-    return {"log": packed, "exit_code": done.exit_code, "nonce": nonce, "tests_sec": took}
+    ready = re.search(rb"^>>>>> Ready %b (\d+)$" % nonce.encode(), done.stdout, re.MULTILINE)
+    install = min(int(ready[1]) / 1e6, took) if ready else 0.0
+    clocks = {"install_sec": round(install, 4), "tests_sec": round(took - install, 4)}
+    return {"log": packed, "exit_code": done.exit_code, "nonce": nonce, **clocks}
 
 
 def log_of(run: Run) -> str:

@@ -30,7 +30,7 @@ class Trial:
 
     `key` names the harness and the task's content; a resumed run keeps no trial of another.
     `timings` are seconds: queue (for a place among the trials at once), create, agent (and of that
-    model, its calls), extract, grade (and of that tests, with their own reinstall), total.
+    model, its calls), extract, grade (and of that install, before the tests, and tests), total.
     """
 
     trial_id: str
@@ -99,7 +99,8 @@ async def run_trial(
                     with _clock(timings, "grade_sec"):
                         verdict = await grade(task, patch, pristine)
                     runs = (verdict.report or {}).get("runs", ())
-                    timings["tests_sec"] = sum(run["tests_sec"] for run in runs)
+                    for name in ("install_sec", "tests_sec"):
+                        timings[name] = round(sum(run.get(name, 0) for run in runs), 4)
     except PatchError as failure:
         verdict, error = Verdict(Outcome.PATCH_REJECTED, None), str(failure)
     except Exception as failure:
