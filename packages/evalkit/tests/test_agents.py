@@ -30,7 +30,8 @@ from nanoswe_proxy.engine.scripted import Script
 
 pytestmark = pytest.mark.interop
 ROOT = Path(__file__).parents[3]
-MODEL = ModelConfig("policy", temperature=0.5, max_tokens=900, seed=3, timeout_sec=20)
+MORE = {"top_p": 0.9}
+MODEL = ModelConfig("policy", 0.5, 900, seed=3, timeout_sec=20, sampling=MORE)
 # A program that would be Claude Code or Codex: urllib and a shell are all it takes.
 PROGRAM = r"""python3 - <<'END'
 import json, os, subprocess, sys, urllib.error, urllib.request
@@ -122,6 +123,7 @@ def _fixed(kind: str, sandbox: str, nano: Path, tasks: Sequence[Task], work: Pat
         turns = proxy.sealed[trial.trial_id].turns
         assert len(turns) == 3 and trial.turns == 3
         assert trial.agent.get("model_calls", 3) == 3
+        assert all(turn.requested["top_p"] == 0.9 for turn in turns), turns[0].requested
         assert 0 < trial.timings["model_sec"] < trial.timings["agent_sec"]
 
 

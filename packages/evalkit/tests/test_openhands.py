@@ -32,7 +32,14 @@ TOO_LONG = (
 pytestmark = pytest.mark.interop
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".openhands/bin/python"
-MODEL = ModelConfig("tiny", temperature=0.25, max_tokens=77, seed=3, timeout_sec=5)
+MODEL = ModelConfig(
+    "tiny",
+    temperature=0.25,
+    max_tokens=77,
+    seed=3,
+    timeout_sec=5,
+    sampling={"top_p": 0.9, "top_k": 20},
+)
 ids = count()
 
 
@@ -115,11 +122,9 @@ def test_it_fixes_a_bug(nano: Path, task: Task, tmp_path: Path) -> None:
         "/testbed/new.txt" in told[5] and "does not exist" in told[6] and told[7].startswith("a\nc")
     )
     first = model.requests[0]
-    assert {k: first[k] for k in ("model", "temperature", "max_completion_tokens")} == {
-        "model": "tiny",
-        "temperature": 0.25,
-        "max_completion_tokens": 77,
-    }
+    sent = {"model": "tiny", "temperature": 0.25, "max_completion_tokens": 77}
+    sent |= {"top_p": 0.9, "top_k": 20}
+    assert {key: first[key] for key in sent} == sent
     assert "reasoning_effort" not in first and isinstance(first["seed"], int)
     names = [tool["function"]["name"] for tool in first["tools"]]
     assert names == ["terminal", "file_editor", "task_tracker", "finish", "think"]

@@ -24,6 +24,14 @@ def test_overrides_and_round_trip(tmp_path: Path) -> None:
     assert _load(tmp_path, dump_recipe(recipe)) == recipe
 
 
+def test_a_recipe_is_hashable(tmp_path: Path) -> None:
+    """Where trials of a node share a process, it is the key."""
+    given = "model={base_url: x, sampling: {top_p: 0.9, chat_template_kwargs: {thinking: false}}}"
+    one, other = (_load(tmp_path, MINIMAL, given) for _ in range(2))
+    assert len({one, other, _load(tmp_path, MINIMAL)}) == 2
+    assert one.model.config(0).sampling["top_p"] == 0.9
+
+
 def test_numbers_that_yaml_reads_as_text(tmp_path: Path) -> None:
     assert _load(tmp_path, MINIMAL, "model.temperature=1e-6").model.temperature == 1e-6
     assert _load(tmp_path, MINIMAL + "model: {temperature: 2e-1}").model.temperature == 0.2
@@ -40,6 +48,8 @@ def test_numbers_that_yaml_reads_as_text(tmp_path: Path) -> None:
         (MINIMAL, "eval.attempts", "want section.key=value"),
         (MINIMAL, "name.x=1", "name is a value, not a section"),
         (MINIMAL, "name=../up", "name: String should match"),
+        (MINIMAL, "model={base_url: x, sampling: {seed: 3}}", "sampling.seed: it has a key of its"),
+        (MINIMAL, "model.sampling={top_p: 0.9}", "sampling goes to model.base_url"),
         (MINIMAL, "sandbox.kind=chroot", "sandbox.kind: Input should be 'auto'"),
         ("name: a\n", "seed=1", "tasks: Field required"),
         ("- a\n", "seed=1", "not a mapping"),

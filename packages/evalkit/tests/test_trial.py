@@ -18,7 +18,9 @@ from nanoswe_evalkit.trial import Trial, from_record, run_trial, seed_of, to_lin
 from nanoswe_harbor.grader.policy import sections
 from nanoswe_harbor.task import Task
 
-MODEL = ModelConfig("tiny", temperature=0.5, max_tokens=77, seed=3)
+MODEL = ModelConfig(
+    "tiny", temperature=0.5, max_tokens=77, seed=3, sampling={"top_p": 0.9, "top_k": 20}
+)
 
 
 class BashAgent:
@@ -133,6 +135,7 @@ def test_nano_agent_fixes_a_bug(sandboxes: SandboxFactory, task: Task) -> None:
     sampling = {key: first[key] for key in ("model", "temperature", "max_tokens", "seed")}
     seed = seed_of(3, "x.0")
     assert sampling == {"model": "tiny", "temperature": 0.5, "max_tokens": 77, "seed": seed}
+    assert (first["top_p"], first["top_k"]) == (0.9, 20)
     contents = [m["content"] for m in model.requests[3]["messages"] if m["role"] == "tool"]
     assert contents[0].startswith("def ") and contents[1:] == [
         "(no output)\n[exit 1]",

@@ -8,10 +8,10 @@ that is not a mapping. `1e-6`, which YAML reads as text, is a number.
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from nanoswe_evalkit.agents.base import ModelConfig
 from nanoswe_evalkit.outcome import EvalkitError
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def __hash__(self) -> int:  # pydantic's own fails on a mapping
+        return hash(self.model_dump_json())
 
 
 class TasksSection(Section):
@@ -76,8 +79,18 @@ class ModelSection(Section):
     name: str = "default"
     temperature: float = Field(default=1.0, ge=0)
     max_tokens: int = Field(default=1024, ge=1)
+    sampling: dict[str, Any] = {}
+    """What else is sent with each call, as the service names it: {top_p: 0.8, top_k: 20}."""
     timeout_sec: float = Field(default=600, gt=0)
     """Of one model call."""
+
+    @model_validator(mode="after")
+    def _not_twice(self) -> Self:
+        if twice := self.sampling.keys() & {"temperature", "max_tokens", "seed", "n"}:
+            raise ValueError(f"sampling.{min(twice)}: it has a key of its own, or one value")
+        if self.sampling and not self.base_url:
+            raise ValueError("sampling goes to model.base_url; what trains samples from all tokens")
+        return self
 
     def config(self, seed: int, api_key: str = "") -> ModelConfig:
         fields = self.model_dump(exclude={"base_url", "proxy"})

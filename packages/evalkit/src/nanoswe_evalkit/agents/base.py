@@ -7,7 +7,7 @@ service is ModelError: ours, never the agent's.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ class ModelConfig:
     max_tokens: int = 1024
     seed: int = 0
     timeout_sec: float = 600
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     api_key: str = field(default="", repr=False)
 
     @property

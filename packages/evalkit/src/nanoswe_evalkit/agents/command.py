@@ -74,6 +74,7 @@ class CommandAgent:
             body = json.loads(request["body"] or "{}")
             if chat:
                 body |= {"model": job.model.name, "temperature": job.model.temperature}
+                body |= job.model.sampling
             with job.asking():
                 response = await self._client.request(
                     request["method"], url, headers=headers, timeout=job.model.timeout_sec,

@@ -60,6 +60,7 @@ class NanoAgent:
     ) -> dict[str, Any] | None:
         """One model call; None when the conversation no longer fits the model's context."""
         sampling = {key: getattr(model, key) for key in ("temperature", "max_tokens", "seed")}
+        sampling |= model.sampling
         body = {"model": model.name, "messages": messages, "tools": TOOLS, **sampling}
         options: Any = {"headers": model.headers, "timeout": model.timeout_sec}
         url = f"{base_url.rstrip('/')}/chat/completions"

@@ -70,6 +70,7 @@ def work(link: Link) -> dict:
     service = {"api_base": job["base_url"], "api_key": model["api_key"] or "none"}
     service |= CONFIG["model"]["model_kwargs"] | {"timeout": model["timeout_sec"]}
     sampling = {key: model[key] for key in ("temperature", "max_tokens", "seed")}
+    sampling["extra_body"] = model["sampling"]
     llm = Model(
         model_name=f"openai/{model['name']}", model_kwargs=service | sampling,
         cost_tracking="ignore_errors", **{key: CONFIG["model"][key] for key in TEMPLATES}

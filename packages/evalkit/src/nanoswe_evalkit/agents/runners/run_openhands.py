@@ -129,6 +129,7 @@ def make_agent(job: dict) -> Agent:
     model, size = job["model"], job["condenser_events"]
     sampling = {"temperature": model["temperature"], "seed": model["seed"]}
     sampling |= {"max_output_tokens": model["max_tokens"], "num_retries": 5}
+    sampling["litellm_extra_body"] = model["sampling"]
     key = SecretStr(model["api_key"] or "none")
     service = {"model": f"openai/{model['name']}", "base_url": job["base_url"], "api_key": key}
     service |= {"timeout": int(model["timeout_sec"]), "retry_min_wait": 1, "api_mode": "chat"}
