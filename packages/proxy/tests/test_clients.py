@@ -258,3 +258,45 @@ def test_mini_swe_agent(folder, tmp_path):
         assert "left" in observed[1]
         # the reply that was dropped is a leaf of its own, trained like the rest
         check(live.facts(cap), 4, "2/3", rows=2, forks="reply_dropped 1")
+
+
+@both
+def test_openai_completions(folder, streamed):
+    """The legacy API: prompts as text and as ids, several replies, logprobs of what was sampled."""
+    scripts = ["left", "right é", "sum", "of"]
+    with session(folder, scripts, "completions") as (live, cap, url):
+        with openai.OpenAI(base_url=url, api_key="x") as client:
+            ids = live.proxy.renderer.codec.full.encode("the fox", add_special_tokens=False).ids
+            texts = {}
+            for prompt in ("the <|im_end|> fox", ids, [ids, [70, 71]]):
+                answer = client.completions.create(
+                    model="policy", prompt=prompt, max_tokens=90, logprobs=0, stream=streamed
+                )
+                for choice in (c for a in (answer if streamed else [answer]) for c in a.choices):
+                    key = (str(prompt), choice.index)
+                    texts[key] = texts.get(key, "") + choice.text
+                    assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+            with pytest.raises(openai.BadRequestError, match="logprobs must be 0"):
+                client.completions.create(model="p", prompt="a", logprobs=5)
+        assert sorted(texts.values()) == sorted(scripts)
+        check(live.facts(cap), 4, "0/0", rows=4)
+
+
+@both
+def test_openai_choices(folder, streamed):
+    """n = 3: each choice with ids of its own, and the agent goes on from the second."""
+    scripts = [call("cat left"), call("cat right"), "of", "It is done."]
+    with session(folder, scripts, "choices") as (live, cap, url):
+        with openai.OpenAI(base_url=url, api_key="x") as client:
+            asked = {"model": "policy", "messages": START, "tools": [TOOL], "n": 3}
+            if streamed:
+                with client.chat.completions.stream(**asked) as stream:
+                    answer = stream.get_final_completion()
+            else:
+                answer = client.chat.completions.create(**asked)
+            messages = [choice.message for choice in answer.choices]
+            said = [(m.content or "", commands(m.tool_calls)) for m in messages]
+            assert said == [("", ["cat left"]), ("", ["cat right"]), ("of", [])]
+            chosen = [*START, messages[1], *results(messages[1].tool_calls)]
+            client.chat.completions.create(model="policy", messages=chosen, tools=[TOOL])
+        check(live.facts(cap), 4, "1/2", rows=3)

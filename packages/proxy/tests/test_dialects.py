@@ -26,7 +26,8 @@ ANYTHING = st.recursive(
     SCALARS | TYPES, lambda x: st.lists(x, max_size=3) | st.dictionaries(KEYS, x, max_size=4)
 )
 FIELDS = ("system", "instructions", "tools", "stop", "stop_sequences", "stream_options", "n",
-          "max_tokens", "max_output_tokens", "stream", "model", "tool_choice")  # fmt: skip
+          "max_tokens", "max_output_tokens", "stream", "model", "tool_choice", "echo", "logprobs",
+          "best_of", "suffix")  # fmt: skip
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
@@ -38,7 +39,7 @@ FIELDS = ("system", "instructions", "tools", "stop", "stop_sequences", "stream_o
 @example(said=[{"role": "user", "content": "x"}], more={"tools": {"role": None}})
 def test_whatever_is_sent_is_a_request_or_refused(dialect, said, more):
     """No JSON is a fault of ours: a request is read, or it is a 400 with a reason."""
-    body = {"messages": said, "input": said, **more}
+    body = {"messages": said, "input": said, "prompt": said, **more}
     with suppress(BadRequest):
         dialect.parse(json.dumps(body).encode())
 

@@ -15,6 +15,7 @@ from test_session import USER, ask, encode, new_session, say
 from nanoswe_proxy import tree, wire
 from nanoswe_proxy.dialects import chat
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
+from nanoswe_proxy.exchange import follow
 from nanoswe_proxy.log import read
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
@@ -113,10 +114,10 @@ def test_work_and_bytes_are_of_what_is_new(renderers, family_folders, name, tmp_
             encoded.append(0)
             raw = wire.json.dumps({"messages": wired}).encode()
             exchange = await proxy.call(cap, raw, chat.parse(raw))
-            async for _ in proxy.follow(exchange):
+            async for _ in follow(exchange):
                 pass
             proxy.delivered(cap, exchange)
-            said = exchange.call.node.view["content"]
+            said = exchange.calls[0].node.view["content"]
             wired += [{"role": "assistant", "content": said},
                       {"role": "user", "content": f"go on {turn}"}]  # fmt: skip
             sizes.append(path.stat().st_size)
@@ -145,7 +146,7 @@ def test_a_call_may_be_cut_off_anywhere(folders, tmp_path):
         async def ask_once():
             exchange, done = await proxy.call(cap, raw, chat.parse(raw)), False
             try:
-                async for _ in proxy.follow(exchange):
+                async for _ in follow(exchange):
                     pass
                 proxy.delivered(cap, exchange)
                 done = True

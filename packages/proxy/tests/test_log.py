@@ -8,6 +8,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+from test_session import served
 
 from nanoswe_proxy import export, wire
 from nanoswe_proxy.engine.base import Sampled
@@ -46,8 +47,7 @@ def recorded(path, renderer):
         ids = renderer.codec.full.encode(text, add_special_tokens=False).ids
         for i, token in enumerate([*ids, renderer.end_id][: call.sampling.max_tokens]):
             session.feed(call, Sampled(token, -token / 1024, version + (i > 2)))
-        message = session.commit(call)
-        return call, message
+        return call, served(session.commit(call))
 
     call, message = say(USER, CALL % "left", 0)
     session.delivered(call)
@@ -136,9 +136,9 @@ def test_a_record_that_does_not_fit_leaves_no_trace(renderer, tmp_path, monkeypa
 
 
 def test_wrong_files(tmp_path):
-    older = MAGIC.replace(b"/2", b"/1") + b"whatever"
+    older = MAGIC.replace(b"/3", b"/2") + b"whatever"
     for data, says in ((b"hello", "no session log"), (b"", None), (MAGIC[:5], None),
-                       (older, r"nanoswe-session/2: replay an older one with")):  # fmt: skip
+                       (older, r"nanoswe-session/3: replay an older one with")):  # fmt: skip
         path = tmp_path / "x.log"
         path.write_bytes(data)
         if says:

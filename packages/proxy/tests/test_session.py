@@ -1,7 +1,6 @@
 """The core without HTTP: prefix, conservation, ownership, forks, echo ids, limits."""
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -41,10 +40,25 @@ def ask(session, wired, ids, *, deliver=True, version=0, most=None):
     ids = [*ids, session.renderer.end_id][: call.sampling.max_tokens]
     for token in ids:
         session.feed(call, Sampled(token, -token / 1024, version))
-    message = session.commit(call)
+    message = served(session.commit(call))
     if deliver:
         session.delivered(call)
-    return call, ids, json.loads(json.dumps(message))
+    return call, ids, message
+
+
+def served(view):
+    """A reply as Chat Completions has it."""
+    message = {"role": "assistant", "content": view["content"]}
+    if "reasoning" in view:
+        message["reasoning_content"] = view["reasoning"]
+    if "calls" in view:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            {"id": c["id"], "type": "function",
+             "function": {"name": c["name"], "arguments": c["arguments"]}}
+            for c in view["calls"]
+        ]  # fmt: skip
+    return message
 
 
 def say(session, wired, text):
@@ -140,6 +154,36 @@ class Conversations(RuleBasedStateMachine):
             self.session.commit(call)
             self.session.delivered(call)
         self.truth += [[call, tuple(ids), True] for call, ids in calls]
+
+    @rule(data=st.data(), n=st.integers(2, 4), order=st.permutations(range(4)), on=st.booleans())
+    def choices(self, data, n, order, on):
+        """Replies to one request: siblings after one prompt, ended in any order, each its own."""
+        wired, _ = data.draw(st.sampled_from(self.histories))
+        messages, version = wire.normalise(wired), len(self.truth)
+        place = self.session.locate(messages, None)
+        try:
+            context = self.session.draft(place, messages)
+        except TemplateRefused:
+            return
+        calls = self.session.admit([context], place.level, len(messages), {"n": n}, n=n)
+        assert len({id(c.node.parent) for c in calls}) == 1 and [c.node.choice for c in calls] == [
+            *range(n)
+        ]
+        assert len({c.sampling.seed_key for c in calls}) == n
+        said = [[*self.call, 11 + i, self.renderer.end_id] for i in range(n)]
+        for i in (i for i in order if i < n):
+            for token in said[i]:
+                self.session.feed(calls[i], Sampled(token, -token / 1024, version))
+        told = [served(self.session.commit(calls[i])) for i in range(n)]
+        minted = [c["id"] for message in told for c in message.get("tool_calls", ())]
+        assert len(set(minted)) == len(minted)
+        for call, ids in zip(calls, said, strict=True):
+            self.session.delivered(call)
+            self.truth.append([call, tuple(ids), True])
+        if on:  # the agent goes on from one of them
+            i = order[0] % n
+            after = [*wired, told[i], {"role": "tool", "content": "t", "tool_call_id": "?"}]
+            self.histories.append((after, (*calls[i].ids, *said[i])))
 
     def _drop(self, calls):
         for call, _ in calls:

@@ -397,10 +397,10 @@ def test_kill_9_and_a_new_process(folders, tmp_path):
         server.stderr.close()
     run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)
     assert run.returncode == 1 and from_json(run.stdout).to_json() == trajectory.to_json()
-    old = log.read_bytes().replace(b"nanoswe-session/2", b"nanoswe-session/1")
+    old = log.read_bytes().replace(b"nanoswe-session/3", b"nanoswe-session/2")
     for data, says in (
         (b"no log", "is no session log"),
-        (old, "nanoswe-session/2: replay an older one"),
+        (old, "nanoswe-session/3: replay an older one"),
     ):
         log.write_bytes(data)
         run = subprocess.run([*COMMAND, "replay", log], capture_output=True, text=True)

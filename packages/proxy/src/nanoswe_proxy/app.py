@@ -26,23 +26,24 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import export, view, wire
-from nanoswe_proxy.dialects import Request, Stream, chat, messages, responses
+from nanoswe_proxy.dialects import Request, Stream, chat, completions, messages, responses
 from nanoswe_proxy.errors import BadRequest, ProxyError
-from nanoswe_proxy.exchange import Exchange
+from nanoswe_proxy.exchange import Exchange, follow
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.trajectory import Trajectory
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-DIALECTS = {"chat/completions": chat, "messages": messages, "responses": responses}
+DIALECTS = {"chat/completions": chat, "completions": completions, "messages": messages,
+            "responses": responses}  # fmt: skip
 
 
 class _Reply(Response):
     """A reply that watches its client, and knows whether the transport took the last byte."""
 
     def __init__(self, proxy: Proxy, dialect: Any, request: Request, cap: str, exchange: Exchange):
-        call, self.peer = exchange.call, exchange.peer
+        self.peer = exchange.peer
         self.proxy, self.cap, self.exchange = proxy, cap, exchange
-        self.stream: Stream = dialect.Stream(request, cap, call.node, call.size)
+        self.stream: Stream = dialect.Stream(request, cap, exchange.calls)
         self.streamed, self.begun, self.over = request.stream, False, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,8 +72,8 @@ class _Reply(Response):
         """Nothing is said before the first deltas, so that a failure has its own status."""
         frame = self.stream.start()
         try:
-            async for deltas in self.proxy.follow(self.exchange, self.streamed):
-                frame += b"".join(self.stream.delta(d) for d in deltas)
+            async for deltas in follow(self.exchange, self.streamed):
+                frame += b"".join(self.stream.delta(*told) for told in deltas)
                 if self.streamed:
                     yield frame or b": still here\n\n"
                     frame = b""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nanoswe_proxy.errors import LogError
 
-MAGIC = b"nanoswe-session/2\n"
+MAGIC = b"nanoswe-session/3\n"
 _HEAD = struct.Struct("<I8s")
 Record = tuple[dict, bytes]  # one change of a session: its fields, and raw columns
 

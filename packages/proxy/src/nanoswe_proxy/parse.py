@@ -32,6 +32,9 @@ class Grammar:
     thinking: bool = False
 
 
+PLAIN = Grammar((), "", lambda text: None)  # text, and nothing else
+
+
 class Reader:
     """Reads one generation; `parsed` is there after `end`."""
 
@@ -40,7 +43,7 @@ class Reader:
     def __init__(
         self, codec: Codec, grammar: Grammar, stop_ids: Collection[int], stops: Collection[str] = ()
     ) -> None:
-        self._codec, self._grammar, self._stop_ids = codec, grammar, stop_ids
+        self.codec, self._grammar, self._stop_ids = codec, grammar, stop_ids
         think = grammar.think or ("", "")
         tags = (*grammar.opens, grammar.close, *think)
         firsts = "".join({t[0] for t in tags if t in codec.structural})
@@ -69,13 +72,13 @@ class Reader:
         for token in ids:
             if self._stopped:
                 raise RenderError("the generation went on after its stop token")
-            name = self._codec.names.get(token)
+            name = self.codec.names.get(token)
             self._stopped = token in self._stop_ids
             if self._stopped or name is not None:
                 self._buffer += self._mark(self._bytes.decode(b"", final=True))
             self._starts.append(self._at + len(self._buffer))
             if name is None:
-                spelled = self._codec.spell(token, first=len(self._starts) == 1)
+                spelled = self.codec.spell(token, first=len(self._starts) == 1)
                 self._buffer += self._mark(self._bytes.decode(spelled))
             elif not self._stopped:
                 self._buffer += name

@@ -15,7 +15,7 @@ import secrets
 import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
@@ -30,14 +30,12 @@ from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
 from nanoswe_proxy.exchange import Exchange, meet
 from nanoswe_proxy.log import Log, read
 from nanoswe_proxy.render.base import Renderer
-from nanoswe_proxy.render.types import Delta
-from nanoswe_proxy.session import Session
+from nanoswe_proxy.session import Prepared, Session
 from nanoswe_proxy.state import Policy, replay
 from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_proxy.tree import Context, Place
 
 KEPT_SEALED = 64  # trajectories kept without a log, so that a repeated seal gets the same answer
-KEEP_ALIVE_SEC = 15.0
 SHORT_TAIL = 2000  # characters and ids
 DEFAULTS = {"temperature": 1.0, "max_tokens": 512}  # how a session samples if nothing else is said
 POLICY = TypeAdapter(Policy)
@@ -59,6 +57,8 @@ class Proxy:
         max_sessions: int = 10_000, max_calls: int = 1024, **defaults: float,
     ) -> None:  # fmt: skip
         self.engine, self.renderer, self.logs = engine, renderer, logs
+        if max_sessions < 1 or max_calls < 1:
+            raise errors.BadRequest("max_sessions and max_calls must be at least 1")
         self.max_sessions, self._slots = max_sessions, asyncio.Semaphore(max_calls)
         self.defaults = DEFAULTS | defaults
         self.root_url = ""
@@ -75,7 +75,8 @@ class Proxy:
             found = read(path)
             if found.records and found.records[-1][0]["type"] != "seal":
                 session = Session.resume(found.records, renderer, Log(path, found))
-                lost = [Exchange(c, c.node.digest, lost=True) for c in session.unreceived()]
+                calls = session.unreceived()
+                lost = [Exchange(c, c[0].node.digest, lost=True) for c in calls]
                 self._live[session.cap] = _Live(session, lost)
                 self.counts["recovered"] += 1
 
@@ -170,29 +171,35 @@ class Proxy:
         """
         live, loop = self.live(cap), asyncio.get_running_loop()
         session, messages = live.session, request.messages
-        digest = hashlib.blake2b(raw, digest_size=16).hexdigest()
+        kind = b"completion" if request.prompts else b""
+        digest = hashlib.blake2b(raw, digest_size=16, person=kind).hexdigest()
         known, doubt = meet(live.exchanges, digest, retry, key, self.connected)
         if known:
             known.lost, known.peer = False, peer
             known.sent = math.inf if doubt else known.sent
             self.counts["replayed"] += 1
             if doubt:
-                node, noted = known.call.node.index, session.notes.get("replayed_in_doubt", ())
+                node, noted = known.calls[0].node.index, session.notes.get("replayed_in_doubt", ())
                 session.annotate({"replayed_in_doubt": [*noted, node]})
             return known
         async with live.lock:
-            place = session.locate(messages, request.tools)
-            context = await self._draft(session, place, request)
-            call = session.admit(place, context, len(messages), request.requested, digest)
-        exchange = Exchange(call, digest, loop.create_future(), key=key, peer=peer)
+            if request.prompts:
+                level, drafts = 0, (session.raw(p) for p in request.prompts)
+                contexts = await loop.run_in_executor(self._encoders, list, drafts)
+            else:
+                place = session.locate(messages, request.tools)
+                level, contexts = place.level, [await self._draft(session, place, request)]
+            about = (len(messages), request.requested, digest, request.n)
+            calls = session.admit(contexts, level, *about)
+        exchange = Exchange(calls, digest, loop.create_future(), key=key, peer=peer)
         exchange.task = task = asyncio.create_task(self._generate(session, exchange))
         live.running.add(task)
         task.add_done_callback(live.running.discard)
         task.add_done_callback(lambda t: t.cancelled() or t.exception())  # no news to the loop
         live.exchanges = [*(e for e in live.exchanges if e.usable), exchange]
-        context = call.node.parent
-        fork = context.fork if len(context.children) == 1 else ""
-        more = {"calls": 1, "prompt_tokens": call.size, f'matched{{level="{place.level}"}}': 1}
+        context, size = calls[0].node.parent, sum(c.size for c in calls[:: request.n])
+        fork = context.fork if len(context.children) == request.n else ""
+        more = {"calls": len(calls), "prompt_tokens": size, f'matched{{level="{level}"}}': 1}
         self.counts.update(more | ({f'forks{{reason="{fork}"}}': 1} if fork else {}))
         return exchange
 
@@ -202,32 +209,12 @@ class Proxy:
         place = session.locate(request.messages, request.tools)
         return len(session.prompt(await self._draft(session, place, request)))
 
-    async def follow(self, exchange: Exchange, each: bool = True) -> AsyncIterator[list[Delta]]:
-        """What the reply says, `each` piece as it is sampled; nothing, now and then, while waiting.
-
-        Ends only after the call is committed; raises what the call raised.
-        """
-        said, at, task = exchange.call.deltas, 0, exchange.task
-        while task and not task.done():
-            if at == len(said):
-                wanted = {task, exchange.moved} if each else {task}
-                done, _ = await asyncio.wait(
-                    wanted, timeout=KEEP_ALIVE_SEC, return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    continue
-            fresh, at = said[at:], len(said)
-            yield fresh
-        if task:
-            task.result()
-        yield said[at:]
-
     def delivered(self, cap: str, exchange: Exchange, peer: Any = None) -> None:
         """The transport took the whole reply."""
         if exchange.peer == peer:  # else it went to a client that has tried again since
             exchange.sent = exchange.sent or time.monotonic()
-            if cap in self._live:
-                self._live[cap].session.delivered(exchange.call)
+            for call in exchange.calls if cap in self._live else ():
+                self._live[cap].session.delivered(call)
 
     def undelivered(self, cap: str, exchange: Exchange, begun: bool, peer: Any = None) -> None:
         """The client went away: keep the call for its retry; stop it, if its reply has `begun`."""
@@ -258,7 +245,26 @@ class Proxy:
         return await run(self._encoders, session.draft, place, request.messages)
 
     async def _generate(self, session: Session, exchange: Exchange) -> None:
-        call = exchange.call
+        """All choices, or none: where one fails, those that still run are cut off."""
+        try:
+            if len(exchange.calls) == 1:
+                await self._sample(session, exchange, exchange.calls[0])
+                return
+            async with asyncio.TaskGroup() as group:
+                for call in exchange.calls:
+                    group.create_task(self._sample(session, exchange, call))
+        except asyncio.CancelledError as error:
+            if session.sealed:
+                raise errors.SealedError("the session was sealed during the call") from error
+            raise
+        except Exception as error:  # an engine may fail in any way; the agent gets a 502
+            first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            known = isinstance(first, errors.ProxyError)
+            raise first if known else errors.EngineError(repr(first)) from error
+        finally:
+            exchange.calls = [replace(c, ids=array("I")) for c in exchange.calls]  # the tree has it
+
+    async def _sample(self, session: Session, exchange: Exchange, call: Prepared) -> None:
         try:
             stream = self.engine.generate(session.cap, call.ids, call.sampling)
             tokens = cast(AsyncGenerator[Sampled, None], stream)
@@ -271,17 +277,9 @@ class Proxy:
                     if not more:
                         break
             session.commit(call)
-        except asyncio.CancelledError as error:
-            if session.sealed:
-                raise errors.SealedError("the session was sealed during the call") from error
-            raise
-        except Exception as error:  # an engine may fail in any way; the agent gets a 502
-            known = isinstance(error, errors.ProxyError)
-            raise error if known else errors.EngineError(repr(error)) from error
         finally:
             session.abort(call)  # nothing happens to a committed call
             self.counts["sampled_tokens"] += len(call.node.ids)
-            exchange.call = replace(call, ids=array("I"))  # the tree has them
 
     def _path(self, cap: str) -> Path | None:
         """A log is named by its capability's hash: a name gives nobody access."""

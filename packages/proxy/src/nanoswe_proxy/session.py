@@ -15,12 +15,12 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from nanoswe_proxy import errors, export, tree, wire
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.log import Log, Record
-from nanoswe_proxy.parse import Reader
+from nanoswe_proxy.parse import PLAIN, Reader
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Delta, Tools
 from nanoswe_proxy.state import Policy, State
@@ -73,7 +73,7 @@ class Session(State):
         """The prompt for wire-normal messages. Reserves the node: calls keep their order."""
         place = self.locate(messages, tools)
         context = self.draft(place, messages)
-        return self.admit(place, context, len(messages), requested)
+        return self.admit([context], place.level, len(messages), requested)[0]
 
     def locate(self, messages: Sequence[dict], tools: Tools) -> tree.Place:
         """Where the request stands now."""
@@ -112,44 +112,46 @@ class Session(State):
         packed = zlib.compress(encoded.provenance.encode())
         return tree.Context(-1, parent, rest, place.tools, array("I", encoded.ids), packed, fork)
 
+    def raw(self, prompt: str | Sequence[int]) -> tree.Context:
+        """The context of a completion. Changes nothing: any thread may."""
+        ids, kinds = self.renderer.codec.raw(prompt)
+        return tree.Context(-1, None, (), "", array("I", ids), zlib.compress(kinds.encode()), "")
+
     def admit(
-        self, place: tree.Place, context: tree.Context, size: int, requested: dict, digest: str = ""
-    ) -> Prepared:
-        """Reserve the node of a call whose context was drafted."""
+        self, contexts: Sequence[tree.Context], level: int, size: int, requested: dict,
+        digest: str = "", n: int = 1,
+    ) -> list[Prepared]:  # fmt: skip
+        """Reserve the nodes of a call whose contexts were drafted: `n` replies to each."""
         if self.sealed:
             raise errors.SealedError("the session is sealed")
-        if len(self.nodes) >= MAX_NODES:
+        if len(self.nodes) + n * len(contexts) > MAX_NODES:
             raise errors.ProxyError(f"the session has {MAX_NODES} nodes", 413, "session_full")
-        prompt = self.prompt(context)
-        room = self.max_context - len(prompt)
-        if room < 1:
-            raise errors.ContextLengthError(self.max_context, len(prompt))
-        if context.index < 0:
-            context = self._add_context(context)
-        node = context.parent
+        prompts = [self.prompt(context) for context in contexts]
+        longest = max(map(len, prompts))
+        if longest >= self.max_context:
+            raise errors.ContextLengthError(self.max_context, longest)
+        contexts = [self._add_context(c) if c.index < 0 else c for c in contexts]
+        node = contexts[0].parent
         while node and node.delivery != "acknowledged":  # its reply came back: it was received
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
             node = node.parent.parent
-        intent = {"parent": context.index, "requested": requested, "messages": size}
-        intent |= {"level": place.level, "created": int(time.time()), "digest": digest}
+        parents = [c.index for c in contexts for _ in range(n)]
+        intent = {"parents": parents, "requested": requested, "messages": size}
+        intent |= {"level": level, "created": int(time.time()), "digest": digest}
         self._write({"type": "intent", **intent})
-        depth, ordinal = len(tree.path(context.parent)) // 2, len(context.children) - 1
-        asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]
-        most = max(1, min([room, self.policy.max_tokens, *asked]))
-        # Named by place and not by arrival: a retry gets new numbers, a rerun the same ones.
-        key = f"{self.policy.seed_key}/{depth}.{ordinal}"
-        sampling = Sampling(self.policy.temperature, most, self.renderer.stop_ids, key)
-        reader = self._reader(context.children[-1])
-        return Prepared(context.children[-1], prompt, len(prompt), sampling, reader)
+        made = cast(list[tree.Generation], self.nodes[-len(parents) :])
+        return [self._prepared(node, prompts[i // n]) for i, node in enumerate(made)]
 
-    def unreceived(self) -> Iterator[Prepared]:
+    def unreceived(self) -> Iterator[list[Prepared]]:
         """The calls that were committed before a crash, and that nobody received."""
+        calls: list[list[tree.Generation]] = []
         for node in self.generations():
-            if node.delivery == "committed":
-                reader = self._reader(node)
-                said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
-                size = len(self.prompt(node.parent))
-                yield Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
+            if not node.choice:
+                calls.append([])
+            calls[-1].append(node)
+        for nodes in calls:
+            if all(node.delivery == "committed" for node in nodes):
+                yield [self._recovered(node) for node in nodes]
 
     @staticmethod
     def prompt(context: tree.Context) -> array:
@@ -175,7 +177,7 @@ class Session(State):
         return not call.reader.cut
 
     def commit(self, call: Prepared) -> dict:
-        """Freeze the generation; the assistant message to serve, as Chat Completions has it."""
+        """Freeze the generation; the message to serve, wire-normal."""
         node, ids = call.node, call.node.ids
         if self.sealed or node.delivery != "sampling":
             raise errors.SealedError("the call is over")
@@ -184,21 +186,19 @@ class Session(State):
             raise errors.EngineError(f"the engine ended after {len(ids)} tokens without a stop")
         call.deltas.extend(call.reader.end(not stopped))
         parsed = call.reader.parsed
-        message: dict = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
+        role = "completion" if node.parent.raw else "assistant"  # no message is like the former
+        view: dict = {"role": role, "content": parsed.content}
+        view |= {"reasoning": parsed.reasoning} if parsed.reasoning else {}
         if parsed.calls:
-            message["content"] = message["content"] or None
-            message["tool_calls"] = [
-                {"id": tree.echo_id(self.cap, node.index, i), "type": "function",
-                 "function": {"name": c.name, "arguments": c.arguments}}
+            view["calls"] = [
+                {"name": c.name, "arguments": wire.canonical_json(c.arguments),
+                 "id": tree.echo_id(self.cap, node.index, i)}
                 for i, c in enumerate(parsed.calls)
             ]  # fmt: skip
         stop = "stop_string" if call.reader.cut else "stop" if stopped else "length"
         finish = "length" if stop == "length" else "tool_calls" if parsed.calls else "stop"
-        view = wire.normalise([message])[0]
         self._end(node, stop=stop, finish=finish, parse=parsed.status, view=view)
-        return message
+        return view
 
     def abort(self, call: Prepared) -> None:
         """Keep what was sampled, masked: nothing may extend it."""
@@ -228,9 +228,27 @@ class Session(State):
                 self._log.close()
         return export.trajectory(self)
 
+    def _prepared(self, node: tree.Generation, prompt: array) -> Prepared:
+        context, requested = node.parent, node.requested
+        asked = [requested[k] for k in ("max_tokens", "max_completion_tokens") if requested.get(k)]
+        most = max(1, min([self.max_context - len(prompt), self.policy.max_tokens, *asked]))
+        # Named by place and not by arrival: a retry gets new numbers, a rerun the same ones.
+        place = tree.prompt_key(prompt) if context.raw else len(tree.path(context.parent)) // 2
+        ordinal = sum(earlier.index < node.index for earlier in context.children)
+        key = f"{self.policy.seed_key}/{place}.{ordinal}"
+        sampling = Sampling(self.policy.temperature, most, self.renderer.stop_ids, key)
+        return Prepared(node, prompt, len(prompt), sampling, self._reader(node))
+
+    def _recovered(self, node: tree.Generation) -> Prepared:
+        reader, size = self._reader(node), len(self.prompt(node.parent))
+        said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
+        return Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
+
     def _reader(self, node: tree.Generation) -> Reader:
-        tools = tree.tool_list(node.parent.tools)
-        return self.renderer.reader(tools, node.requested.get("stop", ()))
+        stops = node.requested.get("stop", ())
+        if node.parent.raw:
+            return Reader(self.renderer.codec, PLAIN, self.renderer.stop_ids, stops)
+        return self.renderer.reader(tree.tool_list(node.parent.tools), stops)
 
     def _replayed(self, messages: Sequence[dict]) -> dict[int, array]:
         """The sampled ids of the replies among `messages` that were sampled here, by index."""
@@ -256,13 +274,14 @@ class Session(State):
         return None
 
     def _add_context(self, context: tree.Context) -> tree.Context:
+        if context.raw and (known := self.prompts.get(tree.prompt_key(context.ids))):
+            return known
         parent = context.parent.index if context.parent else None
         fields = {"parent": parent, "messages": context.messages, "fork": context.fork}
         fields |= {"n": len(context.ids)} | ({} if context.parent else {"tools": context.tools})
         columns = array("I", context.ids).tobytes() + context.packed
         self._write({"type": "context", **fields}, columns)
-        siblings = context.parent.children if context.parent else self.roots
-        return siblings[-1]
+        return cast(tree.Context, self.nodes[-1])
 
     def _end(self, node: tree.Generation, stop: str, **fields: Any) -> None:
         end = {"node": node.index, "n": len(node.ids), "versions": node.versions, "stop": stop}

@@ -37,6 +37,7 @@ class State:
 
     def __init__(self) -> None:
         self.roots: list[tree.Context] = []
+        self.prompts: dict[str, tree.Context] = {}  # of completions, by `tree.prompt_key`
         self.nodes: list[tree.Context | tree.Generation] = []
         self.notes: dict[str, Any] = {}
         self.sealed = False
@@ -58,12 +59,13 @@ class State:
             case "context":
                 self._apply_context(fields, blob)
             case "intent":
-                parent, asked = self.nodes[fields["parent"]], fields["requested"]
+                asked = fields["requested"]
                 self._asked = self._asked if asked == self._asked else asked  # one for many turns
                 facts = (self._asked, fields["created"], fields["digest"])
-                made = tree.Generation(len(self.nodes), parent, *facts)
-                parent.children += (made,)
-                self.nodes.append(made)
+                for choice, parent in enumerate(self.nodes[i] for i in fields["parents"]):
+                    made = tree.Generation(len(self.nodes), parent, *facts, choice)
+                    parent.children += (made,)
+                    self.nodes.append(made)
                 self.longest = max(self.longest, fields["messages"])
             case "end":
                 self._apply_end(self.nodes[fields["node"]], fields, blob)
@@ -86,6 +88,8 @@ class State:
         self.nodes.append(context)
         if parent:
             parent.children += (context,)
+        elif context.raw:
+            self.prompts[tree.prompt_key(context.ids)] = context
         else:
             self.roots.append(context)
 

@@ -40,6 +40,11 @@ class Context:
     children: tuple["Generation", ...] = ()
 
     @property
+    def raw(self) -> bool:
+        """A completion's prompt: no messages, nothing extends it."""
+        return not (self.parent or self.messages)
+
+    @property
     def provenance(self) -> str:
         return zlib.decompress(self.packed).decode()
 
@@ -56,6 +61,7 @@ class Generation:
     requested: dict
     created: int = 0
     digest: str = ""  # of the request's body
+    choice: int = 0  # which reply to that request it is
     ids: array = field(default_factory=lambda: array("I"))
     logprobs: array = field(default_factory=lambda: array("f"))
     versions: list[list[int]] = field(default_factory=list)  # runs: [first position, version]
@@ -190,6 +196,11 @@ def _reason(known: Sequence[Context], rest: Sequence[dict], tools: str, ambiguou
         return "condensed"
     reply = rest[len(latest.messages)]["role"] == "assistant"
     return "assistant_edited" if reply else "reply_dropped"
+
+
+def prompt_key(ids: Sequence[int]) -> str:
+    """Names a completion's prompt."""
+    return hashlib.blake2s(array("I", ids).tobytes(), digest_size=16).hexdigest()
 
 
 def _check(secret: str, node: int, call: int) -> str:

@@ -7,14 +7,15 @@ A reply that is not streamed is `Stream.whole` after the same deltas: the fold o
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanoswe_proxy.errors import ProxyError
 from nanoswe_proxy.render.types import Delta
-from nanoswe_proxy.tree import Generation, echo_id
+from nanoswe_proxy.session import Prepared
+from nanoswe_proxy.tree import echo_id
 
 # Whole replies as they begin.
 SHAPES = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
@@ -28,7 +29,9 @@ class Request:
     tools: list[dict] | None
     requested: dict
     stream: bool
-    usage: bool = True  # whether a stream ends with a count of tokens
+    usage: bool  # whether a stream ends with a count of tokens, where its dialect asks
+    n: int  # replies wanted, to each prompt
+    prompts: Sequence[str | list[int]] = ()  # of a completion: it has no messages
 
 
 class Stream:
@@ -45,12 +48,13 @@ class Stream:
     _grow: Callable[[dict[str, Any], str], bytes]
     _close: Callable[[], bytes]
 
-    def __init__(self, request: Request, cap: str, node: Generation, prompt_tokens: int) -> None:
-        self.request, self.cap, self.node, self.prompt_tokens = request, cap, node, prompt_tokens
-        self.model = str(request.requested.get("model", ""))
+    def __init__(self, request: Request, cap: str, calls: Sequence[Prepared]) -> None:
+        self.request, self.cap, self.calls = request, cap, calls
+        self.prompt_tokens = sum(call.size for call in calls[:: request.n])
+        self.node, self.model = calls[0].node, str(request.requested.get("model", ""))
         self.blocks: list[dict[str, Any]] = []
 
-    def delta(self, delta: Delta) -> bytes:
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
         kind, frames, begins = self.kinds[delta.kind], b"", delta.kind == "call_name"
         if begins or not self.blocks or self.blocks[-1]["type"] != kind:
             frames = self._close() + self._open(kind, delta)
@@ -64,9 +68,9 @@ class Stream:
         """A frame, where frames are sent at all."""
         return sse(data, event) if self.request.stream else b""
 
-    def ours(self, prefix: str, call: int = 0) -> str:
+    def ours(self, prefix: str, call: int = 0, choice: int = 0) -> str:
         """An id that tells whose reply it is when it comes back."""
-        return echo_id(self.cap, self.node.index, call, prefix)
+        return echo_id(self.cap, self.calls[choice].node.index, call, prefix)
 
 
 def sse(data: Any, event: str = "") -> bytes:

@@ -1,8 +1,8 @@
 """OpenAI Chat Completions, streamed and whole.
 
 In: a request body. Out: a `Request` of wire-normal messages, and the frames or the body of the
-reply. What would constrain the sampling (forced tool choice, response format) is recorded and not
-obeyed. Refuses (BadRequest) n > 1 and continuing an assistant message.
+reply, in `n` choices. What would constrain the sampling (forced tool choice, response format) is
+recorded and not obeyed. Refuses (BadRequest) continuing an assistant message.
 """
 
 from typing import Any
@@ -12,81 +12,99 @@ from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.errors import BadRequest
 from nanoswe_proxy.render.types import Delta
 
-RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model",
+MAX_CHOICES = 128
+RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model", "n",
             "tool_choice", "response_format", "stop")  # fmt: skip
 
 
 def parse(raw: bytes) -> Request:
     """The request in `raw`."""
     body = wire.loads(raw)
-    if body.get("n") not in (None, 1):
-        raise BadRequest("n must be 1: send the request again for another sample")
-    usage = isinstance(o := body.get("stream_options"), dict) and bool(o.get("include_usage"))
-    return finish(body, body.get("messages"), body.get("tools"), RECORDED, usage)
+    return finish(body, body.get("messages"), body.get("tools"), RECORDED)
 
 
-def finish(body: dict, messages: Any, tools: Any, recorded: tuple, usage: bool) -> Request:
-    """The request whose messages and tools are in chat form by now; all dialects end here."""
+def finish(body: dict, messages: Any, tools: Any, recorded: tuple) -> Request:
+    """The request whose messages and tools are in chat form by now."""
+    asked = asked_of(body, recorded)
+    normal = wire.normalise(messages)
+    if normal[-1]["role"] == "assistant":
+        raise BadRequest("the last message is an assistant's: continuing a reply is not supported")
+    return Request(normal, wire.check_tools(tools), **asked)
+
+
+def asked_of(body: dict, recorded: tuple) -> dict[str, Any]:
+    """What a request says beside its prompt; all dialects come by here."""
     requested = {k: v for k in recorded if (v := body.get(k)) not in (None, "", "auto")}
-    for key in ("max_tokens", "max_completion_tokens"):
+    for key in ("max_tokens", "max_completion_tokens", "n"):
         value = requested.get(key, 1)
         if type(value) is not int or value < 1:
             raise BadRequest(f"{key} must be a positive integer")
+    if (n := requested.get("n", 1)) > MAX_CHOICES:
+        raise BadRequest(f"n must be at most {MAX_CHOICES}")
     if stop := requested.pop("stop", None):
         requested["stop"] = stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
             raise BadRequest("stop must be text or a list of texts")
-    normal = wire.normalise(messages)
-    if normal[-1]["role"] == "assistant":
-        raise BadRequest("the last message is an assistant's: continuing a reply is not supported")
-    return Request(normal, wire.check_tools(tools), requested, bool(body.get("stream")), usage)
+    usage = isinstance(o := body.get("stream_options"), dict) and bool(o.get("include_usage"))
+    return {"requested": requested, "stream": bool(body.get("stream")), "usage": usage, "n": n}
 
 
 class Stream(dialects.Stream):
     """See `dialects.Stream`; this protocol's blocks have neither beginning nor end."""
 
-    def start(self) -> bytes:
-        self.message: dict[str, Any] = {"role": "assistant", "content": ""}
-        return self._chunk(self.message)
+    name, kind, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def delta(self, delta: Delta) -> bytes:
-        message, calls = self.message, self.message.get("tool_calls", [])
+    def start(self) -> bytes:
+        self.messages: list[dict] = [{"role": "assistant", "content": ""} for _ in self.calls]
+        return b"".join(self._chunk(i, message) for i, message in enumerate(self.messages))
+
+    def delta(self, delta: Delta, choice: int = 0) -> bytes:
+        message = self.messages[choice]
+        calls = message.get("tool_calls", [])
         if delta.kind == "call_name":
             function = {"name": delta.text, "arguments": ""}
-            call = {"id": self.ours("call", delta.index), "type": "function", "function": function}
+            call_id = self.ours("call", delta.index, choice)
+            call = {"id": call_id, "type": "function", "function": function}
             message["tool_calls"] = [*calls, call]
-            return self._chunk({"tool_calls": [{"index": delta.index, **call}]})
+            return self._chunk(choice, {"tool_calls": [{"index": delta.index, **call}]})
         if delta.kind == "call_args":
             calls[delta.index]["function"]["arguments"] += delta.text
             part = {"index": delta.index, "function": {"arguments": delta.text}}
-            return self._chunk({"tool_calls": [part]})
+            return self._chunk(choice, {"tool_calls": [part]})
         key = "content" if delta.kind == "content" else "reasoning_content"
         message[key] = message.get(key, "") + delta.text
-        return self._chunk({key: delta.text})
+        return self._chunk(choice, {key: delta.text})
 
     def end(self) -> bytes:
-        frames = self._chunk({}, self.node.finish_reason)
+        ends = ((i, call.node.finish_reason) for i, call in enumerate(self.calls))
+        frames = b"".join(self._chunk(i, {}, finish) for i, finish in ends)
         if self.request.usage:
-            frames += self.sse(self._body("chat.completion.chunk", []))
+            frames += self.sse(self._body(self.chunk, []) | self._usage())
         return frames + b"data: [DONE]\n\n"
 
     def whole(self) -> dict:
-        if self.message.get("tool_calls"):
-            self.message["content"] = self.message["content"] or None
-        finish_reason = self.node.finish_reason
-        choice = {"index": 0, "message": self.message, "finish_reason": finish_reason}
-        return self._body("chat.completion", [choice])
+        choices = [self._choice(i, c.node.finish_reason) for i, c in enumerate(self.calls)]
+        return self._body(self.kind, choices) | self._usage()
 
-    def _chunk(self, delta: dict, finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return self.sse(self._body("chat.completion.chunk", [choice]))
+    def _choice(self, choice: int, finish: str) -> dict:
+        message = self.messages[choice]
+        if message.get("tool_calls"):
+            message["content"] = message["content"] or None
+        return {"index": choice, "message": message, "finish_reason": finish}
+
+    def _piece(self, choice: int, delta: dict, finish: str | None) -> dict:
+        return {"index": choice, "delta": delta, "finish_reason": finish}
+
+    def _chunk(self, choice: int, delta: dict, finish: str | None = None) -> bytes:
+        if not self.request.stream:
+            return b""
+        return self.sse(self._body(self.chunk, [self._piece(choice, delta, finish)]))
 
     def _body(self, kind: str, choices: list) -> dict:
-        """A chunk with choices has no usage, all others do."""
-        body = {"id": f"chatcmpl-{self.cap[:6]}-{self.node.index}", "object": kind,
+        return {"id": f"{self.name}-{self.cap[:6]}-{self.node.index}", "object": kind,
                 "created": self.node.created, "model": self.model, "choices": choices}  # fmt: skip
-        if kind.endswith("chunk") and choices:
-            return body
-        prompt, sampled = self.prompt_tokens, len(self.node.ids)
-        return body | {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled,
-                                 "total_tokens": prompt + sampled}}  # fmt: skip
+
+    def _usage(self) -> dict:
+        prompt, sampled = self.prompt_tokens, sum(len(call.node.ids) for call in self.calls)
+        return {"usage": {"prompt_tokens": prompt, "completion_tokens": sampled,
+                          "total_tokens": prompt + sampled}}  # fmt: skip

@@ -41,7 +41,7 @@ def parse(raw: bytes) -> Request:
          "description": t.get("description", "")}}
         for t in wire.check_tools(body.get("tools")) or [] if "input_schema" in t and "name" in t
     ]  # fmt: skip
-    return chat.finish(body, messages, tools, RECORDED, True)
+    return chat.finish(body, messages, tools, RECORDED)
 
 
 def _turns(message: dict, where: str) -> Iterator[dict]:

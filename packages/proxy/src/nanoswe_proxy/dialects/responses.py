@@ -35,7 +35,7 @@ def parse(raw: bytes) -> Request:
         if t.get("type") == "function"
     ]
     body["max_tokens"] = body.get("max_output_tokens")
-    return chat.finish(body, messages, tools, RECORDED, True)
+    return chat.finish(body, messages, tools, RECORDED)
 
 
 def _add(messages: list[dict], item: Any, where: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from nanoswe_proxy.errors import RenderError
+from nanoswe_proxy.errors import BadRequest, RenderError
 from nanoswe_proxy.render.types import Encoded
 
 # Unicode noncharacters: no text may legally contain them, and text that does is escaped.
@@ -108,6 +108,18 @@ class Codec:
         if [i for i in ids if i in self._ids] != [i for i in structure if i in self._ids]:
             raise RenderError("content was about to encode to a structural token")
         return Encoded(ids, _kinds(encoding, edges))
+
+    def raw(self, prompt: str | Sequence[int]) -> Encoded:
+        """A completion's prompt: ids as they are; text as the tokenizer has it, begun once."""
+        if isinstance(prompt, str):
+            begin = (self.full.encode("a", add_special_tokens=b) for b in (True, False))
+            first, plain = (encoding.ids[:1] for encoding in begin)
+            (encoding,) = self.full.encode_batch([prompt], add_special_tokens=False)
+            begun = first == plain or encoding.ids[:1] == first
+            prompt = encoding.ids if begun else first + encoding.ids
+        if not prompt or any(self.full.id_to_token(i) is None for i in set(prompt)):
+            raise BadRequest("a prompt must have tokens, and only those of the tokenizer")
+        return Encoded(tuple(prompt), "".join("c" if i in self.names else "o" for i in prompt))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, structural tokens spelled out."""
