@@ -32,9 +32,6 @@ class Grammar:
     thinking: bool = False
 
 
-PLAIN = Grammar((), "", lambda text: None)  # text, and nothing else
-
-
 class Reader:
     """Reads one generation; `parsed` is there after `end`."""
 

@@ -20,8 +20,9 @@ from typing import Any, cast
 from nanoswe_proxy import errors, export, tree, wire
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.log import Log, Record
-from nanoswe_proxy.parse import PLAIN, Reader
+from nanoswe_proxy.parse import Reader
 from nanoswe_proxy.render.base import Renderer
+from nanoswe_proxy.render.syntax import NO_CALLS
 from nanoswe_proxy.render.types import Delta, Tools
 from nanoswe_proxy.state import Policy, State
 from nanoswe_proxy.trajectory import Trajectory
@@ -247,7 +248,7 @@ class Session(State):
     def _reader(self, node: tree.Generation) -> Reader:
         stops = node.requested.get("stop", ())
         if node.parent.raw:
-            return Reader(self.renderer.codec, PLAIN, self.renderer.stop_ids, stops)
+            return Reader(self.renderer.codec, NO_CALLS, self.renderer.stop_ids, stops)
         return self.renderer.reader(tree.tool_list(node.parent.tools), stops)
 
     def _replayed(self, messages: Sequence[dict]) -> dict[int, array]:

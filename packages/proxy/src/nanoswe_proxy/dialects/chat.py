@@ -79,7 +79,7 @@ class Stream(dialects.Stream):
         ends = ((i, call.node.finish_reason) for i, call in enumerate(self.calls))
         frames = b"".join(self._chunk(i, {}, finish) for i, finish in ends)
         if self.request.usage:
-            frames += self.sse(self._body(self.chunk, []) | self._usage())
+            frames += dialects.sse(self._body(self.chunk, []) | self._usage())
         return frames + b"data: [DONE]\n\n"
 
     def whole(self) -> dict:
@@ -98,7 +98,7 @@ class Stream(dialects.Stream):
     def _chunk(self, choice: int, delta: dict, finish: str | None = None) -> bytes:
         if not self.request.stream:
             return b""
-        return self.sse(self._body(self.chunk, [self._piece(choice, delta, finish)]))
+        return dialects.sse(self._body(self.chunk, [self._piece(choice, delta, finish)]))
 
     def _body(self, kind: str, choices: list) -> dict:
         return {"id": f"{self.name}-{self.cap[:6]}-{self.node.index}", "object": kind,

@@ -5,14 +5,12 @@ signed with an id of ours, which says whose it is when it comes back. Server too
 budgets are recorded and not obeyed. Refuses (BadRequest) blocks that are not text: images, files.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from nanoswe_proxy import dialects, wire
-from nanoswe_proxy.dialects import SHAPES, Request, chat
+from nanoswe_proxy import wire
+from nanoswe_proxy.dialects import Request, blocks, chat
 from nanoswe_proxy.errors import BadRequest, ProxyError
-from nanoswe_proxy.render.types import Delta
 
 RECORDED = ("temperature", "top_p", "top_k", "max_tokens", "model", "tool_choice", "thinking",
             "stop")  # fmt: skip
@@ -68,68 +66,16 @@ def _turns(message: dict, where: str) -> Iterator[dict]:
         yield spoken | {"content": "".join(texts)}
 
 
-class Stream(dialects.Stream):
-    """See `dialects.Stream`."""
+class Stream(blocks.Stream):
+    """See `blocks.Stream`."""
 
-    kinds = {"content": "text", "reasoning": "thinking", "call_name": "tool_use",
-             "call_args": "tool_use"}  # fmt: skip
+    shapes = blocks.SHAPES["messages"]
 
-    def start(self) -> bytes:
-        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
-        name = f"msg_{self.cap[:6]}{self.node.index}"
-        self.message = SHAPES["message"] | {"id": name, "model": self.model, "usage": usage}
-        return self._event("message_start", message=self.message)
-
-    def end(self) -> bytes:
-        frames = self._close()
-        usage = {"input_tokens": self.prompt_tokens, "output_tokens": len(self.node.ids)}
+    def facts(self) -> dict[str, Any]:
+        stop = STOPS[self.node.finish_reason] if self.ended else None
         cut = self.node.stop == "stop_string"
-        ended = {"stop_reason": "stop_sequence" if cut else STOPS[self.node.finish_reason],
-                 "stop_sequence": None}  # fmt: skip
-        self.message |= {**ended, "content": self.blocks, "usage": usage}
-        frames += self._event("message_delta", delta=ended, usage=usage)
-        return frames + self._event("message_stop")
-
-    def whole(self) -> dict:
-        return self.message
-
-    def fail(self, failed: ProxyError) -> bytes:
-        return self._event("error", error=error(failed)["error"])
-
-    def _open(self, kind: str, delta: Delta) -> bytes:
-        block: dict[str, Any] = {"type": kind, kind: ""}
-        if kind == "tool_use":
-            block = {"type": kind, "id": self.ours("call", delta.index), "name": delta.text}
-            block["input"] = {}
-        elif kind == "thinking":
-            block["signature"] = ""
-        self.blocks.append(block | ({"json": ""} if kind == "tool_use" else {}))
-        return self._block("start", content_block=block)
-
-    def _grow(self, block: dict[str, Any], text: str) -> bytes:
-        kind = block["type"]
-        block["json" if kind == "tool_use" else kind] += text
-        names = {"tool_use": ("input_json_delta", "partial_json")}
-        name, part = names.get(kind, (f"{kind}_delta", kind))
-        return self._block("delta", delta={"type": name, part: text})
-
-    def _close(self) -> bytes:
-        if not self.blocks:
-            return b""
-        block, frames = self.blocks[-1], b""
-        if block["type"] == "thinking":
-            block["signature"] = self.ours("sig")
-            signed = {"type": "signature_delta", "signature": block["signature"]}
-            frames = self._block("delta", delta=signed)
-        if "json" in block:
-            block["input"] = json.loads(block.pop("json") or "{}")
-        return frames + self._block("stop")
-
-    def _block(self, what: str, **fields: Any) -> bytes:
-        return self._event(f"content_block_{what}", index=len(self.blocks) - 1, **fields)
-
-    def _event(self, kind: str, **fields: Any) -> bytes:
-        return self.sse({"type": kind, **fields}, kind)
+        failed = self.failed and error(self.failed)["error"]
+        return {"$stop": "stop_sequence" if cut else stop, "$error": failed}
 
 
 def error(error: ProxyError) -> dict:
