@@ -7,6 +7,9 @@ variable "TAG" { default = "dev" }
 # Where CPythons come from: a folder of prefixes (3.9, 3.9.18, …), or the target that fetches them.
 variable "PYTHONS" { default = "target:pythons" }
 
+# The time of layers and images that are to be the same whenever they are built.
+variable "EPOCH" { default = "315532800" }
+
 group "default" {
   targets = ["base", "agent", "proxy", "evalkit", "trainer-cpu"]
 }
@@ -14,6 +17,7 @@ group "default" {
 # What every image starts from: Debian with git, what a CPython links to, and an unprivileged user.
 target "base" {
   context = "docker/base"
+  args    = { SOURCE_DATE_EPOCH = EPOCH }
   tags    = ["${REGISTRY}/base:${TAG}"]
 }
 
@@ -29,13 +33,14 @@ target "python" {
   matrix   = { minor = ["3.5", "3.6", "3.7", "3.8", "3.9", "3.10", "3.11", "3.12"] }
   context  = "docker/python"
   contexts = { base = "target:base", pythons = PYTHONS }
-  args     = { PYTHON = minor }
+  args     = { PYTHON = minor, SOURCE_DATE_EPOCH = EPOCH }
 }
 
 # What the generated targets inherit.
 target "env" {
   context  = "docker/env"
   contexts = { base = "target:base", python = "target:python-3_11" }
+  args     = { SOURCE_DATE_EPOCH = EPOCH }
 }
 
 # What plays the network for tests that expect one (psf/requests).

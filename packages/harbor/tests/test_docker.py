@@ -197,6 +197,18 @@ def test_an_environment(source: str, alias: str, logs: Path, pythons: str | None
     command("docker", "image", "inspect", "--format={{.Id}}", *target.tags)
 
 
+def test_an_environment_that_fails_says_why_and_stops_no_other(
+    logs: Path, pythons: str | None
+) -> None:
+    options = ("--only", "django__django-1.11", "--only", "psf__requests-2.26", "--logs", str(logs))
+    argv = (*CLI, "images", "verified", *options, "--keep-free-gb", "3")
+    given = ("--pythons", pythons) if pythons else ()
+    done = subprocess.run((*argv, *given), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert re.search("(?s)failed .*env-django__django-1_11.*no CPython 3.5", done.stdout)
+    assert re.search("(built|there) .*env-psf__requests-2_26", done.stdout)
+
+
 @pytest.fixture(scope="session")
 def wheels() -> Iterator[None]:
     """dist/ with the wheels of this checkout."""

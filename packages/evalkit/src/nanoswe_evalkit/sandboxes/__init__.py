@@ -26,8 +26,7 @@ SANDBOXES = {kind: f"{kind.title()}Sandbox" for kind in ("bwrap", "docker", "day
 def load(kind: str) -> Any:
     """The class behind a kind."""
     if kind not in SANDBOXES:
-        names = ", ".join(SANDBOXES)
-        raise SandboxError(f"unknown sandbox {kind!r}; choose auto or one of {names}")
+        raise SandboxError(f"unknown sandbox {kind!r}; choose auto or {', '.join(SANDBOXES)}")
     try:
         return getattr(import_module(f"nanoswe_evalkit.sandboxes.{kind}"), SANDBOXES[kind])
     except ModuleNotFoundError as error:

@@ -23,6 +23,10 @@ TIMED_OUT = 124
 MIB = 1024 * 1024
 TASK, OWNER = "nanoswe.task", "nanoswe.harness"  # labels
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
+# Repositories whose tests expect a network, and the image of docker/fixture that plays it.
+FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
+HOSTS = ("httpbin.org", "www.google.co.uk")  # the second is where a test is redirected to
+CA = "/fixture/nanoswe-ca.pem"  # what run_eval.sh trusts, where it is in the tests' /etc
 
 # Pid 1: reaps orphans, and starts its sleep again when `kill -1` ends it. While a fork bomb leaves
 # no room for that sleep the shell gives up; the trap then starts it again in the same process.
@@ -178,8 +182,7 @@ def pack(checkout: Path) -> subprocess.Popen[bytes]:
 
 def prlimit(limits: Limits) -> list[str]:
     """What stands before a command, and binds an ordinary uid."""
-    options = [f"--nproc={limits.processes}", f"--fsize={limits.file_mb * MIB}", "--core=0"]
-    return ["prlimit", *options]
+    return ["prlimit", f"--nproc={limits.processes}", f"--fsize={limits.file_mb * MIB}", "--core=0"]
 
 
 class Capture:

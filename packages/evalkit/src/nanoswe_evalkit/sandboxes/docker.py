@@ -8,7 +8,6 @@ daemon or image.
 
 import asyncio
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
@@ -27,10 +26,6 @@ from nanoswe_harbor.task import Task
 T = TypeVar("T")
 # asyncio's own pool has as few as five threads, and each command here holds two.
 _threads = ThreadPoolExecutor(max_workers=1024)
-# Repositories whose tests expect a network, and the image of docker/fixture that plays it.
-FIXTURES = {"psf/requests": "nanoswe/fixture:dev"}
-HOSTS = ("httpbin.org", "www.google.co.uk")  # the second is where a test is redirected to
-CA = "/fixture/nanoswe-ca.pem"  # what run_eval.sh trusts, where it is in the tests' container
 
 
 class DockerSandbox(Sandbox):
@@ -130,7 +125,7 @@ class DockerSandbox(Sandbox):
             raise SandboxError(f"{missing} ({error.explanation})") from error
         self._container.start()
         if self._sidecar is not None:
-            self._container.put_archive("/", b"".join(self._sidecar.get_archive(CA)[0]))
+            self._container.put_archive("/etc", b"".join(self._sidecar.get_archive(base.CA)[0]))
         if self.checkout is not None:
             workdir = self.task.workdir
             empty = ["sh", "-c", 'rm -rf "$0"; mkdir -p "$0"', workdir]
@@ -140,17 +135,15 @@ class DockerSandbox(Sandbox):
 
     def _network(self) -> str:
         """None; or that of a sidecar, which has no other, where the tests expect one."""
-        if (image := FIXTURES.get(self.task.repo)) is None:
+        if (image := base.FIXTURES.get(self.task.repo)) is None:
             return "none"
         self._sidecar = self._client.containers.run(
-            image, detach=True, network_mode="none", extra_hosts=dict.fromkeys(HOSTS, "127.0.0.1"),
-            cap_add=["NET_ADMIN"], labels=base.labels(self.task)
+            image, detach=True, network_mode="none", cap_add=["NET_ADMIN"],
+            extra_hosts=dict.fromkeys(base.HOSTS, "127.0.0.1"), labels=base.labels(self.task)
         )  # fmt: skip
-        while b"ready" not in self._sidecar.logs():
-            self._sidecar.reload()
-            if self._sidecar.status != "running":
-                raise SandboxError(f"{image}: did not start; see docker/fixture")
-            time.sleep(0.05)
+        ready = ["timeout", "60", "sh", "-c", "until [ -e /tmp/ready ]; do sleep 0.05; done"]
+        if self._sidecar.exec_run(ready).exit_code:
+            raise SandboxError(f"{image}: did not start; see docker/fixture")
         return f"container:{self._sidecar.id}"
 
 

@@ -19,7 +19,7 @@ if [ "$1" = merged ]; then # bake's own print; no daemon is asked
 fi
 answer=$(docker info --format '{{.DockerRootDir}}' 2>&1) || die "$answer"
 row() { local IFS=$'\t'; printf '%s\n' "$*"; }
-bytes() { docker image inspect --format '{{.Size}}' "$@" 2> /dev/null | sed -n '1p'; } # fails unless all are there
+bytes() { docker image inspect --format '{{.Size}}' "$@" 2> /dev/null | awk 'NF && !seen++'; } # fails unless all are there
 ours() { docker image ls --no-trunc --filter reference='nanoswe/*' --format "$1" | grep -v '<none>' || true; }
 
 # One after the other: a failure stops none, what has all its tags is there, a nearly full disk ends it.
@@ -41,15 +41,21 @@ build() {
       docker buildx bake -f "$1" -f "$2" --progress plain "$name" > "$log" 2>&1 < /dev/null || state=failed
       seconds=$(awk "BEGIN { printf \"%.1f\", $(date +%s.%N) - $began }") said=()
       if [ $state = failed ]; then # bake repeats the end of what the failed step printed, between two rules
-        awk '/^------$/ { n++; next } n == 1 && NF' "$log" | tail -n 6 | cut -c -200 | tr '\t' ' ' | mapfile -t said
-        [ ${#said[@]} != 0 ] || tail -n 6 "$log" | cut -c -200 | tr '\t' ' ' | mapfile -t said
+        awk '/^------$/ { n++; next } n == 1 && NF' "$log" | tail -n 6 | cut -c -200 | tr '\t\r' '  ' | mapfile -t said
+        [ ${#said[@]} != 0 ] || tail -n 6 "$log" | cut -c -200 | tr '\t\r' '  ' | mapfile -t said
       fi
       row "$state" "$seconds" "$(bytes "${tags[0]}" || echo 0)" "$name" "${said[@]}"
     fi
   done
 }
 
-ls() { ours '{{.ID}}	{{.Size}}	{{.CreatedSince}}	{{.Repository}}:{{.Tag}}' | sort -t $'\t' -k4; }
+# When an image was named here; all of them claim to be made at one time, that of their files.
+ls() {
+  local id size name
+  ours '{{.ID}}	{{.Size}}	{{.Repository}}:{{.Tag}}' | while IFS=$'\t' read -r id size name; do
+    row "$id" "$size" "$(docker image inspect --format '{{.Metadata.LastTagTime.Format "2006-01-02 15:04"}}' "$id")" "$name"
+  done | sort -t $'\t' -k4
+}
 
 # Each layer once, by what it holds. The history names steps; those that made a layer stand in the order of its list.
 size() {
@@ -64,7 +70,7 @@ size() {
         else if (/SYSTEM=[^ ]/) kind = "system"
         else if (/\/testbed/) kind = "checkout"
         else if (/apt-get/) kind = "debian"
-        else if (NF > 1) kind = "other"
+        else if (NF > 1 && !/COPY \/ \/ /) kind = "other"
         print $1, kind
       }')
     layers=$(docker image inspect --format '{{range .RootFS.Layers}}{{println .}}{{end}}' "$image" | grep .)
