@@ -80,9 +80,8 @@ class AllowlistSandbox(Sandbox):
 
     def _allowed(self, argv: list[str]) -> list[str]:
         """The command to run instead; ValueError says why not."""
-        if argv[:1] in (["/bin/sh"], ["/bin/bash"]) and argv[2:3] in ([EXTRACT], [EVALUATE]):
-            return argv
-        if argv == ["git", "apply", "-"]:
+        ours = argv[:1] in (["/bin/sh"], ["/bin/bash"]) and argv[2:3] in ([EXTRACT], [EVALUATE])
+        if ours or argv == ["git", "apply", "-"]:
             return argv
         if argv[:2] == ["bash", "-c"] and len(argv) == 3:
             lexer = shlex.shlex(argv[2], posix=True, punctuation_chars=True)

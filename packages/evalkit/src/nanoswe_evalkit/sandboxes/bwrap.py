@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -40,10 +41,10 @@ class BwrapSandbox(Sandbox):
         self.lower = checkout
         self.image = view.unpacked(limits.images, task.docker_image)
         self.fixture = view.unpacked(limits.images, base.FIXTURES.get(task.repo))
-        self._player: asyncio.subprocess.Process | None = None
+        self._player: Process | None = None
         self.slot = -1
         self.scratch: Path | None = None
-        self._holder: asyncio.subprocess.Process | None = None
+        self._holder: Process | None = None
         self._watcher: asyncio.Future[None] | None = None
         self._init = 0
         self._inside: dict[int, int] = {}  # pid of a joined process → how many of its tree to spare
@@ -77,8 +78,8 @@ class BwrapSandbox(Sandbox):
         os.pwrite(args, os.fsencode("\0".join(options)), 0)
         self._holder = await asyncio.create_subprocess_exec(
             *(view.bwrap_path(), "--args", str(args), "--", "sh", "-c", base.IDLE, base.IDLE),
-            env=view.environment(self.image), stdin=asyncio.subprocess.DEVNULL, pass_fds=(args,),
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+            env=view.environment(self.image), stdin=DEVNULL, pass_fds=(args,),
+            stdout=DEVNULL, stderr=PIPE,
             start_new_session=True  # a terminal's Ctrl-C is for the harness alone
         )  # fmt: skip
         os.close(args)
@@ -118,18 +119,15 @@ class BwrapSandbox(Sandbox):
         self._inside[process.pid] = 1
         return base.follow(process, command.stdin, capture)
 
-    async def _enter(
-        self, command: Command, tty: int | None = None, beside: Sequence[str] = ()
-    ) -> asyncio.subprocess.Process:
+    async def _enter(self, command: Command, tty: int = 0, beside: Sequence[str] = ()) -> Process:
         """Start a command in the sandbox's namespaces, or what runs `beside` it in its network."""
-        stdin = asyncio.subprocess.PIPE if command.stdin else asyncio.subprocess.DEVNULL
         inside = [*view.wrapper(self.slot, self.limits), "env", f"--chdir={command.cwd}"]
         with view.entrance(self._init, bool(beside)) as (enter, fds):
             return await asyncio.create_subprocess_exec(
                 *(*enter, *(beside or inside), *command.argv),
-                env={**view.environment(self.image), **command.env}, stdin=tty or stdin,
-                stdout=tty or asyncio.subprocess.PIPE, stderr=tty or asyncio.subprocess.STDOUT,
-                pass_fds=fds, start_new_session=True
+                env={**view.environment(self.image), **command.env}, pass_fds=fds,
+                stdin=tty or (PIPE if command.stdin else DEVNULL), stdout=tty or PIPE,
+                stderr=tty or STDOUT, start_new_session=True
             )  # fmt: skip
 
     async def _finish(self, running: base.Running) -> None:

@@ -108,8 +108,8 @@ def _host_options() -> tuple[str, ...]:
     prefix = sys.base_prefix
     if not prefix.startswith("/usr"):
         # Made by hand, the folders above it are open to an ordinary uid.
-        for folder in reversed(Path(prefix).parents[:-1]):
-            options += ["--dir", str(folder)]
+        above = reversed(Path(prefix).parents[:-1])
+        options += [part for folder in above for part in ("--dir", str(folder))]
         # Its site-packages stay out: an installed copy of the fix may lie there.
         site = sysconfig.get_path("purelib", vars={"base": prefix, "platbase": prefix})
         options += ["--ro-bind", prefix, prefix, "--perms", "0755", "--tmpfs", site]
@@ -118,9 +118,8 @@ def _host_options() -> tuple[str, ...]:
 
 @cache
 def environment(image: Path | None = None) -> dict[str, str]:
-    path = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    if image is None and not sys.base_prefix.startswith("/usr"):
-        path = f"{sys.base_prefix}/bin:{path}"
+    prefix = "" if image or sys.base_prefix.startswith("/usr") else f"{sys.base_prefix}/bin:"
+    path = f"{prefix}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     config = json.loads((image / "config.json").read_bytes())["config"] if image else {}
     own = dict(entry.split("=", 1) for entry in config.get("Env") or ())
     env = {"PATH": path, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC", **own}
@@ -138,16 +137,12 @@ def entrance(pid: int, beside: bool = False) -> Iterator[tuple[list[str], tuple[
         yield join, ()
         return
     # The mounts belong to the user namespace above the one that a rootless sandbox runs in.
-    inner = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
-    outer = fcntl.ioctl(inner, NS_GET_PARENT)
-    try:
-        keep = "--preserve-credentials"
+    user = Path(f"/proc/{pid}/ns/user")
+    with user.open() as own, os.fdopen(fcntl.ioctl(own, NS_GET_PARENT)) as above:
+        inner, outer, keep = own.fileno(), above.fileno(), "--preserve-credentials"
         first = [*join, f"--user=/proc/self/fd/{outer}", keep]
         last = [] if beside else ["nsenter", f"--user=/proc/self/fd/{inner}", keep]
         yield [*first, *last], (inner, outer)
-    finally:
-        os.close(inner)
-        os.close(outer)
 
 
 def make_etc(folder: Path, fixture: Path | None) -> Path:
