@@ -28,7 +28,7 @@ FEW = settings(max_examples=15, deadline=None)
 def conversation(session, turns=3):
     """Messages after some turns, the last one a user's; a reply has white space around it."""
     wired = [USER[0], {"role": "user", "content": "where we start"}]
-    thought = "so</think>\n\n" if session.renderer.family.grammar(None).thinking else ""
+    thought = "so</think>\n\n" if session.renderer.family.grammar.thinking else ""
     for n in range(turns):
         _, _, message = say(session, wired, f"{thought} reply {n} left\n")
         wired += [message, {"role": "user", "content": f"question {n} right"}]

@@ -227,7 +227,7 @@ def generations(draw, renderer):
 
 
 ONE = f'<tool_call>\n{{"name": "{syntax.NAME}", "arguments": {{"key": "value"}}}}\n</tool_call>'
-HERMES = syntax.learn(ONE, None)
+HERMES = syntax.learn(ONE)
 GRAMMARS = {
     "plain": HERMES,
     "think": replace(HERMES, think=("<think>", "</think>")),

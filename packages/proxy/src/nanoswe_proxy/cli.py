@@ -76,6 +76,7 @@ def serve(
             click.echo(f"engine: {json.dumps(facts)}", err=True)
             await stop.wait()
 
+    sys.setswitchinterval(0.001)  # encoders give way to the loop
     gc.freeze()  # what was imported lives as long as the process: no need to look at it again
     uvloop.run(run())
 

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 from nanoswe_proxy.errors import RenderError
 from nanoswe_proxy.render.codec import BREAK, Codec, clean, escape
-from nanoswe_proxy.render.types import Call, Delta, Parsed, Span
+from nanoswe_proxy.render.types import Call, Delta, Parsed, Span, Tools
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """How replies are written. `read` gets the text of calls, tags included; without a `close` a
-    call lasts to the end; `anchored`, it opens only where the reply begins. `thinking`: the
-    generation prompt has opened the reasoning.
+    """How replies are written. `read` gets the text of calls, tags included, and the tools, which
+    tell the types of bare arguments; without a `close` a call lasts to the end; `anchored`, it
+    opens only where the reply begins. `thinking`: the generation prompt has opened the reasoning.
     """
 
     opens: tuple[str, ...]
     close: str
-    read: Callable[[str], Sequence[Call] | None]
+    read: Callable[[str, Tools], Sequence[Call] | None]
     anchored: bool = False
     think: tuple[str, str] | None = None
     thinking: bool = False
@@ -38,10 +38,11 @@ class Reader:
     parsed: Parsed
 
     def __init__(
-        self, codec: Codec, grammar: Grammar, stop_ids: Collection[int], stops: Collection[str] = ()
-    ) -> None:
+        self, codec: Codec, grammar: Grammar, stop_ids: Collection[int],
+        stops: Collection[str] = (), tools: Tools = None,
+    ) -> None:  # fmt: skip
         self.codec, self._grammar, self._stop_ids = codec, grammar, stop_ids
-        think = grammar.think or ("", "")
+        self._tools, think = tools, grammar.think or ("", "")
         tags = (*grammar.opens, grammar.close, *think)
         firsts = "".join({t[0] for t in tags if t in codec.structural})
         self._first = re.compile(f"[{re.escape(firsts)}]" if firsts else r"(?!)")
@@ -149,7 +150,7 @@ class Reader:
 
     def _add(self, end: int) -> Iterator[Delta]:
         """The calls that the buffer spells up to `end`; if it spells none, nothing happens."""
-        calls = self._grammar.read(clean(self._buffer[:end]))
+        calls = self._grammar.read(clean(self._buffer[:end]), self._tools)
         if not calls:
             return
         self._take(end)

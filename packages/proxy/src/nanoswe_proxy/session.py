@@ -23,7 +23,7 @@ from nanoswe_proxy.log import Log, Record
 from nanoswe_proxy.parse import Reader
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.syntax import NO_CALLS
-from nanoswe_proxy.render.types import Delta, Tools
+from nanoswe_proxy.render.types import Delta, Parsed, Tools
 from nanoswe_proxy.state import Policy, State
 from nanoswe_proxy.trajectory import Trajectory
 
@@ -48,6 +48,7 @@ class Session(State):
     def __init__(self, renderer: Renderer, log: Log | None = None) -> None:
         super().__init__()
         self.renderer, self._log = renderer, log
+        self._said: dict[int, Parsed] = {}  # by node, what ids spell, until the reply comes back
 
     @classmethod
     def open(
@@ -97,7 +98,8 @@ class Session(State):
         if parent:
             history = [m for node in tree.path(parent) for m in node.messages]
             try:
-                encoded = self.renderer.tail(rest, parent.ids, replay, history, tools)
+                said = self._said.get(parent.index)
+                encoded = self.renderer.tail(rest, parent.ids, replay, history, tools, said)
             except errors.Unextendable as error:
                 if not whole:
                     raise
@@ -135,6 +137,7 @@ class Session(State):
         node = contexts[0].parent
         while node and node.delivery != "acknowledged":  # its reply came back: it was received
             self._write({"type": "delivery", "node": node.index, "state": "acknowledged"})
+            self._said.pop(node.index, None)
             node = node.parent.parent
         parents = [c.index for c in contexts for _ in range(n)]
         intent = {"parents": parents, "requested": requested, "messages": size}
@@ -199,6 +202,8 @@ class Session(State):
         stop = "stop_string" if call.reader.cut else "stop" if stopped else "length"
         finish = "length" if stop == "length" else "tool_calls" if parsed.calls else "stop"
         self._end(node, stop=stop, finish=finish, parse=parsed.status, view=view)
+        if not (call.reader.cut or node.parent.raw):  # all of it was read, and may be extended
+            self._said[node.index] = parsed
         return view
 
     def abort(self, call: Prepared) -> None:

@@ -134,7 +134,7 @@ def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secre
     A lossy match (level 2) is taken only where nothing matches better and nothing else as well.
     """
     turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    best = _Step(None, None, 0, 0)
+    best = _straight([c for c in roots if c.tools == tools], messages)
     front = [best]
     while front:
         found = [f for step in front for f in _next(step, roots, (messages, turns, tools, secret))]
@@ -150,6 +150,20 @@ def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secre
     rest = messages[best.at :]
     fork = _reason(known, rest, tools, len(found) > 1)
     return Place(None, best.generation, rest, tools, fork, best.level)
+
+
+def _straight(known: Sequence[Context], messages: Sequence[dict]) -> _Step:
+    """As far down as there is one way only, and the request goes it word for word."""
+    step = _Step(None, None, 0, 0)
+    while len(known) == 1 and len(known[0].children) == 1:
+        (context,), (reply,) = known, known[0].children
+        end = step.at + len(context.messages)
+        if not reply.committed or messages[end : end + 1] != [reply.view]:
+            break
+        if messages[step.at : end] != context.messages:
+            break
+        step, known = _Step(context, reply, end + 1, 0), reply.children
+    return step
 
 
 def _next(step: _Step, roots: Sequence[Context], request: tuple) -> list[_Step]:
@@ -169,8 +183,7 @@ def _next(step: _Step, roots: Sequence[Context], request: tuple) -> list[_Step]:
         if end == len(messages):
             found.append(_Step(context, None, end, level))
             continue
-        same = [g.index for g in context.children if g.view == messages[end] and "calls" in g.view]
-        claimed = same[0] if same else echoed(secret, messages[end])
+        claimed = echoed(secret, messages[end])
         for generation in context.children:
             if generation.committed and claimed in (None, generation.index):
                 match = wire.level_of(generation.view, messages[end], claimed is not None)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from pydantic_core import from_json
+
 from nanoswe_proxy.errors import BadRequest
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant",
@@ -20,16 +22,13 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 AS_SERVED, NORMAL, LOSSY, DIFFERENT = range(4)  # the ladder: L0, L1, L2 and no match
 # A line that one client writes at the front of its system prompt, new in every request.
 NOISE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def loads(raw: bytes) -> dict:
     """The JSON object in a request body."""
     try:
-        body = json.loads(raw)
-        if _SURROGATE.search(raw):
-            json.dumps(body, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+        body = from_json(raw, cache_strings="keys")
+    except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")

@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic_core import from_json, to_json
 
 from nanoswe_proxy.engine.base import Sampled, Sampling
 from nanoswe_proxy.engine.upstream import Upstream
 from nanoswe_proxy.errors import EngineError
 
 KEY, TOKENS_PATH = "NANOSWE_ENGINE_KEY", "/inference/v1/generate"
+STRETCH = 8192  # ids written at once
 MAX_TEXT_BYTES = 64 << 20  # of prompts' text kept; the sessions that spoke last have theirs
 UNLOGGED = -9999.0  # what servers write for a logprob that is -inf or NaN
 PLAIN = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
@@ -43,7 +45,7 @@ class RemoteEngine:
         self.model, self.max_context, self.version = model, max_context, 0
         self._running = asyncio.Event()
         self._running.set()
-        self._texts: OrderedDict[str, tuple[int, int, bytes]] = OrderedDict()
+        self._texts: OrderedDict[str, tuple[int, bytes, bytes]] = OrderedDict()
 
     @staticmethod
     def from_spec(argument: str, model: Path) -> "RemoteEngine":
@@ -73,14 +75,14 @@ class RemoteEngine:
             seed = int(_digest(f"{sampling.seed_key}/{before}")[:7], 16)
             left, salt = sampling.max_tokens - before, f"{_digest(session)}.{version}"
             head, tail = json.dumps(self._request(PLAIN | stops, left, seed, salt)).split('"IDS"')
-            text = self._text(session, array("I", ids) + got)
+            text = await self._text(session, array("I", ids) + got)
             stream = self.upstream.events(self.path, head.encode(), text, tail.encode())
             async with aclosing(stream) as events:
                 async for event in events:
                     if event == b"[DONE]":
                         continue
                     try:
-                        pairs, finish = self._read(json.loads(event), len(got) - before)
+                        pairs, finish = self._read(from_json(event), len(got) - before)
                     except (LookupError, TypeError, ValueError) as error:
                         raise EngineError(f"the server says {event.decode()[:300]}") from error
                     for token, logprob in pairs:
@@ -118,14 +120,22 @@ class RemoteEngine:
         if answer.is_error:
             raise EngineError(f"{path} answered {answer.status_code}: is VLLM_SERVER_DEV_MODE=1?")
 
-    def _text(self, session: str, ids: "array[int]") -> bytes:
-        """`ids` as JSON numbers; what goes on from the session's last prompt is written alone."""
-        held, digest, text = self._texts.pop(session, (0, 0, b""))
-        if hash(ids[:held].tobytes()) != digest:
-            held, text = 0, b""
-        fresh = str(ids[held:].tolist())[1:-1].encode()
-        text = b",".join(t for t in (text, fresh) if t)
-        self._texts[session] = (len(ids), hash(ids.tobytes()), text)
+    async def _text(self, session: str, ids: "array[int]") -> bytes:
+        """`ids` as JSON numbers; what goes on from the session's last prompt is written alone, in
+        stretches, between which others have their turn.
+        """
+        held, digest, text = self._texts.pop(session, (0, b"", b""))
+        seen = hashlib.sha1(memoryview(ids)[:held], usedforsecurity=False)
+        if seen.digest() != digest:
+            held, text, seen = 0, b"", hashlib.sha1(usedforsecurity=False)
+        seen.update(memoryview(ids)[held:])
+        parts = [text] if text else []
+        for at in range(held, len(ids), STRETCH):
+            if at > held:
+                await asyncio.sleep(0)
+            parts.append(to_json(ids[at : at + STRETCH].tolist())[1:-1])
+        text = b",".join(parts)
+        self._texts[session] = (len(ids), seen.digest(), text)
         while sum(len(t) for *_, t in self._texts.values()) > MAX_TEXT_BYTES:
             self._texts.popitem(last=False)
         return text

@@ -9,7 +9,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from types import SimpleNamespace
 from urllib.parse import urlsplit
+
+from httptools import HttpParserError, HttpResponseParser
 
 from nanoswe_proxy.errors import EngineError
 
@@ -31,31 +34,32 @@ class Upstream:
         """POST `body` to `path` and stream the answer."""
         start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
         start += f"Content-Length: {sum(map(len, body))}\r\n\r\n"
-        finished, rest, writer, now = False, b"", None, asyncio.get_running_loop().time
+        parts, whole, writer = list[bytes](), list[bool](), None
+        to = {"on_body": parts.append, "on_message_complete": lambda: whole.append(True)}
+        parser, now = HttpResponseParser(SimpleNamespace(**to)), asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(CONNECT_SEC) as patience:
                 reader, writer = await self._connection()
                 writer.writelines((start.encode(), *body))
-                patience.reschedule(now() + SILENCE_SEC)
-                head = await reader.readuntil(b"\r\n\r\n")
-                if b" 200 " not in head or b"chunked" not in head.lower():
-                    answer = head.splitlines()[0] + b" " + await reader.read(2000)
-                    said = answer.decode("utf-8", "replace")
-                    raise EngineError(f"{self.url}{path} answered {said}")
-                size = 1
-                while size:
+                while not whole:
                     patience.reschedule(now() + SILENCE_SEC)
-                    size = int(await reader.readline(), 16)
-                    part = await reader.readexactly(size + 2)
-                    *lines, rest = (rest + part[:-2]).split(b"\n")
+                    if not (data := await reader.read(1 << 16)):
+                        raise EOFError(f"it hung up after {b''.join(parts)[:2000]!r}")
+                    parser.feed_data(data)
+                    if parser.get_status_code() != 200:
+                        continue
+                    *lines, rest = b"".join(parts).split(b"\n")
+                    parts[:] = [rest]
                     for line in lines:
                         if line.startswith(b"data:"):
                             yield line[5:].strip()
-            finished = True
-        except (OSError, EOFError, ValueError) as error:
+            if (status := parser.get_status_code()) != 200:
+                said = b"".join(parts)[:2000].decode("utf-8", "replace")
+                raise EngineError(f"{self.url}{path} answered {status} {said}")
+        except (OSError, EOFError, HttpParserError) as error:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
         finally:
-            if finished and writer:
+            if writer and whole and parser.should_keep_alive():
                 self._idle.append((time.monotonic(), reader, writer))
             elif writer:
                 writer.close()

@@ -68,19 +68,19 @@ class Renderer:
 
     def tail(
         self, messages: Messages, last: Sequence[int], replay: Replay,
-        history: Messages = (), tools: Tools = None,
+        history: Messages = (), tools: Tools = None, said: Parsed | None = None,
     ) -> Encoded:  # fmt: skip
         """What follows the generation whose sampled ids are `last`: its end (synthetic if it was
         not sampled), messages, generation prompt. `history` came before, as served, up to the reply
-        that `last` spells. Raises Unextendable where the template would now write it otherwise: the
-        caller starts a root, with that reason.
+        that `last` spells, which is `said`. Raises Unextendable where the template would now write
+        it otherwise: the caller starts a root, with that reason.
         """
         system = bool(history) and history[0]["role"] == "system"
         reply = history[-1] if history else {"role": "assistant", "content": ""}
         at = 1 + system
         moved = {i + at + 1: ids for i, ids in replay.items()}
-        known = self._known({at: last, **moved}, tools)
-        said, thought = known[at], "" if self.keep else _recent_thought(history)
+        known, thought = self._known(moved, tools), "" if self.keep else _recent_thought(history)
+        said = said or self._known({at: last}, tools)[at]
         known[at] = replace(said, reasoning=thought)
         conversation = [*OPENING[not system :], reply, *messages]
         text = self._render(conversation, [TOOL] if tools else None, known)
@@ -100,7 +100,7 @@ class Renderer:
         return _join([self._close_thought(last, said), *placed])
 
     def reader(self, tools: Tools = None, stops: Sequence[str] = ()) -> Reader:
-        return Reader(self.codec, self.family.grammar(tools), self.stop_ids, stops)
+        return Reader(self.codec, self.family.grammar, self.stop_ids, stops, tools)
 
     def parse(self, ids: Sequence[int], truncated: bool, tools: Tools = None) -> Parsed:
         """The message that sampled ids spell: the fold of a reader."""
@@ -124,7 +124,7 @@ class Renderer:
 
     def sampled(self, messages: Messages, tools: Tools) -> dict[int, tuple[int, ...]]:
         """Replies, by index, as a model would sample them after its own prompts, the last not."""
-        grammar, rendered = self.family.grammar(tools), self.render_messages(messages, tools)
+        grammar, rendered = self.family.grammar, self.render_messages(messages, tools)
         close = grammar.think[1] if grammar.think and grammar.thinking else ""
         closed = self.codec.encode(f"\n{close}\n\n", "s", "s").ids if close else ()
         at = [i for i, m in enumerate(messages) if m["role"] == "assistant"]

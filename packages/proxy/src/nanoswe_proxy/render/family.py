@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os.path import commonprefix
 from typing import Any
 
@@ -17,7 +18,7 @@ from nanoswe_proxy.parse import Grammar
 from nanoswe_proxy.render import syntax
 from nanoswe_proxy.render.codec import ANCHOR, CLOSE, OPEN, Codec, map_strings
 from nanoswe_proxy.render.template import Template
-from nanoswe_proxy.render.types import Message, Messages, Parsed, Tools
+from nanoswe_proxy.render.types import Message, Messages, Parsed
 
 REASONING = ("reasoning_content", "reasoning", "thinking")  # templates' names for one thing
 ANCHORED = re.compile(f"{ANCHOR}([crn])([0-9]+){ANCHOR}")
@@ -54,9 +55,10 @@ class Family:
     calls: str = ""
     most_calls: int = 0
 
-    def grammar(self, tools: Tools) -> Grammar:
-        """For reading replies. `tools` tell the types of arguments that are bare text."""
-        base = syntax.learn(self.calls, tools) if self.calls else syntax.NO_CALLS
+    @cached_property
+    def grammar(self) -> Grammar:
+        """For reading replies."""
+        base = syntax.learn(self.calls) if self.calls else syntax.NO_CALLS
         prompt, (opening, close) = self.heads[0] + self.extra, self.think or ("", "")
         opened = bool(self.think) and prompt.rfind(opening) > prompt.rfind(close)
         return replace(base, think=self.think, thinking=opened)

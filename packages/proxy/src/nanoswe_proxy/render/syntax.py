@@ -13,7 +13,7 @@ from nanoswe_proxy.parse import Grammar
 from nanoswe_proxy.render.types import Call, Tools
 
 NAME, ID, ARGUMENTS = "probe_fn", "prb123456", {"key": "value"}
-NO_CALLS = Grammar((), "", lambda text: None)
+NO_CALLS = Grammar((), "", lambda text, tools: None)
 _PYTHON = {"True": True, "False": False, "None": None}
 _BARE = {  # arguments as bare text: a call, and one of its arguments
     "<function=": (r"\s*<function=([^<>\n]+)>(.*)</function>\s*",
@@ -23,11 +23,11 @@ _BARE = {  # arguments as bare text: a call, and one of its arguments
 }  # fmt: skip
 
 
-def learn(one: str, tools: Tools) -> Grammar:
+def learn(one: str) -> Grammar:
     """The grammar of replies that carry `NAME(ARGUMENTS)` as `one` does."""
     for mark in _BARE:
         if mark in one:
-            return _bare_grammar(mark, "<tool_call>" in one, _types(tools))
+            return _bare_grammar(mark, "<tool_call>" in one)
     for match in re.finditer(r"\{", one):
         value, end = _decode(one, match.start())
         if isinstance(value, dict) and NAME in value.values():
@@ -42,7 +42,7 @@ def learn(one: str, tools: Tools) -> Grammar:
 def _json_grammar(opening: str, close: str, name: str, key: str, own: str) -> Grammar:
     """Calls are JSON objects, one or a list, or with semicolons between them."""
 
-    def read(text: str) -> list[Call] | None:
+    def read(text: str, tools: Tools) -> list[Call] | None:
         text, calls = text.strip().removeprefix("<|python_tag|>").removeprefix(opening), []
         text = text.removesuffix(close).strip()
         while text:
@@ -71,16 +71,16 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
         return None, at
 
 
-def _bare_grammar(mark: str, tagged: bool, types: dict[tuple[str, str], str]) -> Grammar:
+def _bare_grammar(mark: str, tagged: bool) -> Grammar:
     """Arguments are JSON where the tool's schema does not say string."""
     whole, pair = (re.compile(p, re.DOTALL) for p in _BARE[mark])
     opening, close = ("<tool_call>", "</tool_call>") if tagged else (mark, "</function>")
 
-    def read(text: str) -> list[Call] | None:
+    def read(text: str, tools: Tools) -> list[Call] | None:
         match = whole.fullmatch(text[len(opening) : -len(close)] if tagged else text)
         if not match or pair.sub("", match[2]).strip():
             return None
-        name, arguments = match[1].strip(), {}
+        name, arguments, types = match[1].strip(), {}, _types(tools)
         for key, value in pair.findall(match[2]):
             typed = _PYTHON[value] if value in _PYTHON else _decode(value, 0)[0]
             text_like = types.get((name, key.strip()), "string") == "string"
