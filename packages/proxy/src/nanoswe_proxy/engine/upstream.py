@@ -34,32 +34,33 @@ class Upstream:
         """POST `body` to `path` and stream the answer."""
         start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
         start += f"Content-Length: {sum(map(len, body))}\r\n\r\n"
-        parts, whole, writer = list[bytes](), list[bool](), None
-        to = {"on_body": parts.append, "on_message_complete": lambda: whole.append(True)}
-        parser, now = HttpResponseParser(SimpleNamespace(**to)), asyncio.get_running_loop().time
+        parts, whole, writer = list[bytes](), asyncio.Event(), None
+        to = SimpleNamespace(on_body=parts.append, on_message_complete=whole.set)
+        parser, now = HttpResponseParser(to), asyncio.get_running_loop().time
+        status = parser.get_status_code
         try:
             async with asyncio.timeout(CONNECT_SEC) as patience:
                 reader, writer = await self._connection()
                 writer.writelines((start.encode(), *body))
-                while not whole:
+                while not whole.is_set():
                     patience.reschedule(now() + SILENCE_SEC)
                     if not (data := await reader.read(1 << 16)):
                         raise EOFError(f"it hung up after {b''.join(parts)[:2000]!r}")
                     parser.feed_data(data)
-                    if parser.get_status_code() != 200:
+                    if status() != 200:
                         continue
                     *lines, rest = b"".join(parts).split(b"\n")
                     parts[:] = [rest]
                     for line in lines:
                         if line.startswith(b"data:"):
                             yield line[5:].strip()
-            if (status := parser.get_status_code()) != 200:
+            if status() != 200:
                 said = b"".join(parts)[:2000].decode("utf-8", "replace")
-                raise EngineError(f"{self.url}{path} answered {status} {said}")
+                raise EngineError(f"{self.url}{path} answered {status()} {said}")
         except (OSError, EOFError, HttpParserError) as error:
             raise EngineError(f"{self.url}{path}: {type(error).__name__}: {error}") from error
         finally:
-            if writer and whole and parser.should_keep_alive():
+            if writer and whole.is_set() and status() == 200:
                 self._idle.append((time.monotonic(), reader, writer))
             elif writer:
                 writer.close()
