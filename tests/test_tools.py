@@ -84,3 +84,11 @@ def test_doctor_says_that_a_key_is_set_and_not_what_it_is() -> None:
     )
     assert re.search(r"^ok +WANDB_API_KEY +set$", done.stdout, re.MULTILINE)
     assert "not-for-your-eyes" not in done.stdout + done.stderr
+
+
+def test_an_argument_of_just_is_never_read_by_a_shell() -> None:
+    """`./just eval nano 'name=a;rm -rf x'` is one wrong name; "$INSTRUCTION" stays."""
+    text = (ROOT / "justfile").read_text()
+    assert "\nset positional-arguments" in text
+    pasted = [line for line in text.splitlines() if line.startswith("    ") and "{{" in line]
+    assert pasted and all(line.count("{{") == line.count("{{ quote(") for line in pasted), pasted

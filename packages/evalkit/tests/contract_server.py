@@ -80,7 +80,9 @@ class Server:
         checkout = self.folder / f"box-{(number := next(self.ids))}"
         checkout.mkdir(parents=True)
         checkout.chmod(0o777)
-        task: Any = SimpleNamespace(workdir="/testbed", task_id="contract", docker_image="")
+        task: Any = SimpleNamespace(
+            workdir="/testbed", task_id="contract", docker_image="", repo=""
+        )
         limits = Limits(timeout_sec=600, memory_mb=4096, processes=512, file_mb=4096)
         sandbox = BwrapSandbox(task, checkout, limits)
         await sandbox.start()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from test_report import HOSTILE, training_run, trial
 
 from nanoswe_evalkit.outcome import Outcome
@@ -47,11 +48,31 @@ class Dom(HTMLParser):
 def browse(page: Path, *options: str) -> str:
     """The page's DOM once its scripts have run; an error in them fails."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    flags += ["--virtual-time-budget=10000"]  # the transcript is unpacked after the page is drawn
     command = ["chromium", *flags, *options, page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert said == [], said
     return done.stdout
+
+
+def screenshot(page: Path) -> Image.Image:
+    path = page.with_suffix(".png")
+    browse(page, f"--screenshot={path}", "--window-size=1200,2400", "--hide-scrollbars")
+    return Image.open(path).convert("RGB")
+
+
+def colours(page: Path) -> dict[str, tuple[int, ...]]:
+    """The page's own names of its colours, on a light ground."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, value in re.findall(r"--(\w+): #([0-9a-f]{6})", page.read_text(encoding="utf-8")):
+        found.setdefault(name, tuple(bytes.fromhex(value)))
+    return found
+
+
+def count(shot: Image.Image, colour: tuple[int, ...]) -> int:
+    colors = shot.getcolors(shot.size[0] * shot.size[1]) or []
+    return sum(number for number, value in colors if value == colour)
 
 
 def test_a_training_run(tmp_path: Path) -> None:
@@ -71,9 +92,15 @@ def test_a_training_run(tmp_path: Path) -> None:
     assert "the patch that was graded" in texts["viewer"] and "+new" in texts["viewer"]
     assert HOSTILE.replace("\n", "") in texts["viewer"]  # a token's text, shown as text
     assert dom.tags["svg"] >= 5 and dom.tags["script"] == 2 and not dom.tags["img"]
-    shot = tmp_path / "shot.png"
-    browse(page, f"--screenshot={shot}", "--window-size=1200,2400")
-    assert shot.stat().st_size > 50_000
+    assert "The transcript of every trial is in it" in texts["footer"]
+    shot = screenshot(page)
+    # what draws itself is there to be seen: bars and curves in the colours of before and after
+    for name in ("before", "after", "resolved"):
+        assert count(shot, colours(page)[name]) > 300, name
+    # and nothing is drawn beyond the edges: they show the page's own ground
+    width, height = shot.size
+    ground = shot.getpixel((2, height - 2))
+    assert all(shot.getpixel((x, y)) == ground for x in (1, width - 2) for y in range(0, height, 7))
 
 
 def test_an_evaluation_with_hostile_content(tmp_path: Path) -> None:
@@ -97,4 +124,7 @@ def test_an_evaluation_with_hostile_content(tmp_path: Path) -> None:
         assert word in dom.texts["cards"], word
     assert "certificate" in dom.texts["tasks"] and "nothing resolves it" in dom.texts["tasks"]
     assert HOSTILE in dom.texts["tasks"] and HOSTILE in dom.texts["viewer"]
+    assert "1 of 5 trials have no reward, more than 1%" in dom.texts["alarm"]
     assert dom.tags["script"] == 2 and not dom.tags["img"]
+    shot = screenshot(page)
+    assert count(shot, colours(page)["infra_error"]) > 100  # that line, in red

@@ -48,15 +48,38 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
     compared = _evalkit(tmp_path, "compare", "runs/nop", "runs/gold", "--json")
     assert json.loads(compared.stdout)["value"] == 1.0
     again = _evalkit(tmp_path, "regrade", "runs/gold", "--json")
-    assert again.returncode == 0 and json.loads(again.stdout) == {"trials": 4, "changed": []}
+    assert again.returncode == 0 and json.loads(again.stdout) == {**summary, "changed": []}
     records = [tmp_path / "runs" / "gold" / f"{name}.jsonl" for name in ("trials", "regraded")]
     assert records[0].read_bytes() == records[1].read_bytes()
-    lied = records[0].read_text().replace('"outcome": "resolved"', '"outcome": "unresolved"', 1)
+    kept = records[0].read_text()
+    lied = kept.replace(
+        '"outcome": "resolved", "reward": 1.0', '"outcome": "unresolved", "reward": 0.0', 1
+    )
     records[0].write_text(lied)
     again = _evalkit(tmp_path, "regrade", "runs/gold")
     assert again.returncode == 1 and "unresolved → resolved" in again.stdout
     other = _evalkit(tmp_path, "run", "gold", "seed=1")
     assert other.returncode == 2 and "is of another recipe" in other.stderr
+    of_nop = _evalkit(tmp_path, "regrade", "runs/nop", "--json")  # nothing was graded: all is there
+    assert json.loads(of_nop.stdout)["outcomes"] == {"no_patch": 2}
+    (tmp_path / "runs" / "swap").mkdir()
+    (tmp_path / "runs" / "swap" / "trials.jsonl").write_text(kept)  # of the oracle
+    swapped = _evalkit(tmp_path, "run", "gold", "agent.kind=nop", "name=swap", "--json")
+    assert json.loads(swapped.stdout)["outcomes"] == {"no_patch": 2}
+
+
+def test_what_is_missing_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command of a newcomer, on a machine without Docker, before any `just tasks`."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ntasks: {path: tasks/verified, limit: 5}\nagent: {kind: openhands}\n"
+        "sandbox: {kind: docker}\n"
+    )
+    done = _evalkit(tmp_path, "run", "r.yaml")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    needs = ("needs model.base_url=http", "just tasks", "docker: no daemon answers; start one")
+    assert all(text in done.stderr for text in needs), done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -68,8 +91,11 @@ def test_run_compare_regrade(nano: Path, tmp_path: Path) -> None:
         (("run", "r.yaml", "eval.k=[0]"), "eval.k"),
         (("run", "r.yaml", "eval.k=[]"), "eval.k"),
         (("run", "r.yaml", "cluster.backend=ray"), "set sandbox.kind"),
-        (("run", "r.yaml", "agent.kind=command", "model.base_url=x"), "needs agent.command"),
-        (("run", "r.yaml", "agent.kind=mini", "model.base_url=x"), "./just setup mini makes it"),
+        (("run", "r.yaml", "agent.kind=command", "model.base_url=http://x"), "needs agent.command"),
+        (
+            ("run", "r.yaml", "agent.kind=mini", "model.base_url=http://x"),
+            "./just setup mini makes it",
+        ),
         (("report", "nowhere"), "nowhere: holds no trials.jsonl"),
         (("run", "r.yaml", "tasks.path=nowhere"), "nowhere: no such folder"),
         (("run", "r.yaml", "tasks.mirror=nowhere"), "no such mirror folder"),

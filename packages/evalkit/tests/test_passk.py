@@ -108,6 +108,19 @@ def test_how_often_the_interval_covers(tasks: int, attempts: int, k: int) -> Non
     assert hits / runs == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.parametrize("shape", [(0.35, 0.35), (1, 1), (1, 3), (500, 500), (200, 800)])
+@pytest.mark.parametrize("tasks", [12, 50])
+def test_it_covers_however_difficult_tasks_are(tasks: int, shape: tuple[float, float]) -> None:
+    """From tasks that are solved always or never to tasks that are all alike."""
+    rng, truth, hits, runs = random.Random(3), shape[0] / sum(shape), 0, 2000
+    for _ in range(runs):
+        ps = [rng.betavariate(*shape) for _ in range(tasks)]
+        drawn = {str(i): (4, sum(rng.random() < p for _ in range(4))) for i, p in enumerate(ps)}
+        estimate = pass_estimate(drawn, 1)
+        hits += estimate.low <= truth <= estimate.high
+    assert hits / runs == pytest.approx(0.95, abs=0.02)
+
+
 @pytest.mark.interop
 def test_how_often_the_interval_of_a_difference_covers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passk, "RESAMPLES", 400)

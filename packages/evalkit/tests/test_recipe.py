@@ -26,7 +26,7 @@ def test_overrides_and_round_trip(tmp_path: Path) -> None:
 
 def test_a_recipe_is_hashable(tmp_path: Path) -> None:
     """Where trials of a node share a process, it is the key."""
-    given = "model={base_url: x, sampling: {top_p: 0.9, chat_template_kwargs: {thinking: false}}}"
+    given = "model={base_url: http://x, sampling: {top_p: 0.9, extra: {thinking: false}}}"
     one, other = (_load(tmp_path, MINIMAL, given) for _ in range(2))
     assert len({one, other, _load(tmp_path, MINIMAL)}) == 2
     assert one.model.config(0).sampling["top_p"] == 0.9
@@ -48,7 +48,11 @@ def test_numbers_that_yaml_reads_as_text(tmp_path: Path) -> None:
         (MINIMAL, "eval.attempts", "want section.key=value"),
         (MINIMAL, "name.x=1", "name is a value, not a section"),
         (MINIMAL, "name=../up", "name: String should match"),
-        (MINIMAL, "model={base_url: x, sampling: {seed: 3}}", "sampling.seed: it has a key of its"),
+        (
+            MINIMAL,
+            "model={base_url: http://x, sampling: {seed: 3}}",
+            "sampling.seed: it has a key of its",
+        ),
         (MINIMAL, "model.sampling={top_p: 0.9}", "sampling goes to model.base_url"),
         (MINIMAL, "sandbox.kind=chroot", "sandbox.kind: Input should be 'auto'"),
         ("name: a\n", "seed=1", "tasks: Field required"),

@@ -1,5 +1,7 @@
 """The report: one file from a run folder's records, in which no text of a run can act as markup."""
 
+import base64
+import gzip
 import json
 import random
 import re
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
+from nanoswe_evalkit.report import facts as report_facts
 from nanoswe_evalkit.report import write_report
-from nanoswe_evalkit.report.facts import MAX_TRIALS, gather
+from nanoswe_evalkit.report.facts import gather
 from nanoswe_evalkit.trial import Trial, to_line
 from nanoswe_evalkit.verify import CERTIFICATES, Certificate, certificate_line
 
@@ -134,18 +137,40 @@ def test_facts_of_a_training_run(tmp_path: Path) -> None:
     assert facts["series"]["rl"]["entropy"][0] == [1, pytest.approx(0.295)]
 
 
-def test_chosen_trials_pair_before_and_after(tmp_path: Path) -> None:
+def unpacked(shown: dict[str, Any]) -> dict[str, Any]:
+    """As the page does it."""
+    told: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(shown["packed"])))
+    assert {k: told[k] for k in told.keys() & shown.keys()}.items() <= shown.items()
+    return told
+
+
+def test_every_trial_is_in_it_the_first_by_their_tokens(tmp_path: Path) -> None:
     facts = gather(training_run(tmp_path, tasks=40, attempts=8))
-    shown = facts["shown"]
-    assert len(shown) == MAX_TRIALS
-    pairs = [
-        {(t["task_id"], t["attempt"]) for t in shown if t["phase"] == p}
-        for p in ("e00000", "e00030")
-    ]
-    assert pairs[0] == pairs[1] and len(pairs[0]) >= 30
+    shown = [unpacked(each) for each in facts["shown"]]
+    assert len(shown) == len({each["trial_id"] for each in shown}) == facts["trials"] > 700
     row = shown[0]["rows"][0]
     assert (row["ends"], row["versions"], row["logprobs"][2]) == ([4, 7], [3, 4], -0.25)
     assert shown[0]["messages"] == []
+    assert [bool(each["rows"]) for each in shown] == [True] * 200 + [False] * (len(shown) - 200)
+    assert all(each["rows"] or len(each["messages"]) == 2 for each in shown)
+
+
+def test_where_not_all_fit_every_phase_and_all_of_training_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = write_report(training_run(tmp_path, tasks=20, attempts=4)).stat().st_size
+    monkeypatch.setattr(report_facts, "MAX_BYTES", 40_000)
+    facts = gather(tmp_path)
+    assert 40 < len(facts["shown"]) < facts["trials"] // 2
+    assert {each["phase"] for each in facts["shown"]} == {p["id"] for p in facts["phases"]}
+    steps = {each["trial_id"][:6] for each in facts["shown"] if each["phase"] == "train"}
+    assert min(steps) < "s00010" and max(steps) > "s00020"
+    pairs = [
+        {(each["task_id"], each["attempt"]) for each in facts["shown"] if each["phase"] == phase}
+        for phase in ("e00000", "e00030")
+    ]
+    assert len(pairs[0] ^ pairs[1]) <= 1
+    assert write_report(tmp_path).stat().st_size < page
 
 
 def test_bare_evaluation_shows_messages(tmp_path: Path) -> None:
@@ -159,7 +184,7 @@ def test_bare_evaluation_shows_messages(tmp_path: Path) -> None:
     assert (
         facts["scores"][0]["values"][0]["value"] == 1.0
     )  # the trial without a reward is not in it
-    assert [m["role"] for m in facts["shown"][0]["messages"]] == ["user", "assistant"]
+    assert [m["role"] for m in unpacked(facts["shown"][0])["messages"]] == ["user", "assistant"]
     assert write_report(tmp_path).stat().st_size < 100_000
 
 
@@ -199,5 +224,43 @@ def test_without_the_texts_of_its_tokens_a_trial_shows_its_messages(tmp_path: Pa
     assert gather(tmp_path)["vocabulary"][5] == "⟨5⟩"
     (tmp_path / "tokens.json").unlink()
     facts = gather(tmp_path)
-    assert facts["vocabulary"] == {} and not any(t["rows"] for t in facts["shown"])
-    assert all(len(t["messages"]) == 2 for t in facts["shown"])
+    shown = [unpacked(each) for each in facts["shown"]]
+    assert facts["vocabulary"] == {} and not any(each["rows"] for each in shown)
+    assert all(len(each["messages"]) == 2 for each in shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("trials.jsonl", {"timings": None}, "trials.jsonl:1: not readable .*timings"),
+        ("trials.jsonl", {"reward": "x"}, "trials.jsonl:1: not readable .*reward"),
+        ("trials.jsonl", {"report": {"runs": [{"log": "?"}]}}, "the stored log is damaged"),
+        ("metrics.jsonl", '{"schema": "metrics/1"}\n', "metrics.jsonl:1: not readable .*step"),
+        ("trajectories.jsonl", '{"schema": "trajectory/1"}\n', "trajectories.jsonl:1: .*trial_id"),
+        ("tokens.json", "{", "tokens.json: not a list"),
+        ("recipe.yaml", "- a", "recipe.yaml: not a run's recipe"),
+        ("recipe.yaml", "seed: abc", "recipe.yaml: not a run's recipe"),
+        ("recipe.yaml", "when: 2020-13-45", "recipe.yaml: not a run's recipe"),
+        ("certificates.jsonl", '{"schema": "certificate/1", "gold": null}\n', "jsonl:1: .*remove"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: Any, told: str) -> None:
+    training_run(tmp_path, tasks=1, attempts=1, steps=1)
+    path = tmp_path / name
+    if isinstance(text, dict):
+        first, *rest = path.read_text().splitlines(keepends=True)
+        text = "".join([json.dumps(json.loads(first) | text) + "\n", *rest])
+    path.write_text(text)
+    with pytest.raises(EvalkitError, match=told):
+        write_report(tmp_path)
+
+
+def test_too_many_lost_trials_are_said_above_all_figures(tmp_path: Path) -> None:
+    ends = [Outcome.RESOLVED] * 98 + [Outcome.INFRA_ERROR] * 2
+    trials = [trial(f"a__b-{i}.0", f"a__b-{i}", 0, end) for i, end in enumerate(ends)]
+    (tmp_path / "trials.jsonl").write_text("".join(map(to_line, trials)))
+    assert "2 of 100 trials have no reward, more than 1%" in gather(tmp_path)["noHeadline"]
+    (tmp_path / "trials.jsonl").write_text("".join(map(to_line, trials[:99])))
+    assert "1 of 99" in gather(tmp_path)["noHeadline"]
+    (tmp_path / "trials.jsonl").write_text("".join(map(to_line, trials[:98])))
+    assert gather(tmp_path)["noHeadline"] == ""

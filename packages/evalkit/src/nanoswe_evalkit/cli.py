@@ -77,13 +77,15 @@ def verify(tasks: Path, overrides: Sequence[str], times: int, as_json: bool) -> 
 @click.argument("folder", type=run_folder)
 @as_json
 def regrade(folder: Path, as_json: bool) -> None:
-    """Judge the stored logs of run FOLDER again, into regraded.jsonl; 1 if a verdict changed."""
+    """Judge the stored logs of run FOLDER again, into regraded.jsonl, and count again; 1 if a
+    verdict changed.
+    """
     from nanoswe_evalkit.evaluate import regrade_run
 
-    changed, count = regrade_run(folder)
+    changed, summary = regrade_run(folder)
     lines = [f"{c['trial_id']}: {c['before']} → {c['after']}" for c in changed]
-    lines += [f"{count} trials, {len(changed)} changed"]
-    _end({"trials": count, "changed": changed}, lines, as_json, failed=bool(changed))
+    lines += [f"{summary['trials']} trials, {len(changed)} changed", *_summary_lines(summary)]
+    _end({**summary, "changed": changed}, lines, as_json, failed=bool(changed))
 
 
 @cli.command()
@@ -103,10 +105,11 @@ def report(folder: Path, as_json: bool) -> None:
 @as_json
 def compare(a: Path, b: Path, as_json: bool) -> None:
     """Paired difference in avg@k of run B minus run A, and the tasks where they disagree."""
-    from nanoswe_evalkit.passk import counts_of, paired_difference
+    from nanoswe_evalkit.passk import counts_of, no_headline, paired_difference
     from nanoswe_evalkit.runner import read_trials
 
-    left, right = (counts_of(read_trials(folder / "trials.jsonl")) for folder in (a, b))
+    runs = [read_trials(folder / "trials.jsonl") for folder in (a, b)]
+    (left, right), lost = map(counts_of, runs), [no_headline(trials) for trials in runs]
     try:
         d = paired_difference(left, right)
     except ValueError as error:
@@ -115,7 +118,8 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
     discordant = {task: share for task, share in shares.items() if share[0] != share[1]}
     lines = [f"difference {d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}] over {d.tasks} tasks"]
     lines += [f"  {task}: {x:.2f} → {y:.2f}" for task, (x, y) in discordant.items()]
-    _end({**vars(d), "discordant": discordant}, lines, as_json)
+    lines += [f"{run}: {text}" for run, text in zip((a, b), lost, strict=True) if text]
+    _end({**vars(d), "discordant": discordant, "no_headline": lost}, lines, as_json)
 
 
 def _end(result: Any, lines: Sequence[str], as_json: bool, failed: bool = False) -> None:
@@ -130,8 +134,7 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     lines.append(f"{summary['tasks']} tasks, {summary['trials']} trials: {outcomes}")
     lines += [f"{summary['certified']} tasks certified"] * bool(summary["certified"])
     lines.append(f"{lost} without a reward ({summary['infra_rate']:.1%}): our machinery failed")
-    above = "none: more than 1 % of the trials have no reward; run again to repeat those"
-    return [*lines, f"headline: {summary['headline'] or above}"]
+    return [*lines, f"headline: {summary['headline'] or summary['no_headline']}"]
 
 
 def main() -> None:

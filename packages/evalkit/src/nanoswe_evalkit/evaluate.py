@@ -6,12 +6,14 @@ avg@k and pass@k, over all tasks and over certified ones, beside the count of tr
 reward. Refuses (EvalkitError) a run folder that holds another recipe, and an agent without a model.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -22,20 +24,44 @@ from nanoswe_evalkit.outcome import EvalkitError, reward_of
 from nanoswe_evalkit.place import local_trials, ray_trials
 from nanoswe_evalkit.recipe import EvalRecipe, dump_recipe, load_recipe
 from nanoswe_evalkit.runner import Gate, read_trials, run_trials
+from nanoswe_evalkit.sandboxes import pick
+from nanoswe_evalkit.sandboxes.base import SandboxError
 from nanoswe_evalkit.sessions import proxy_sessions
 from nanoswe_evalkit.tracker import Tracker, progress
 from nanoswe_evalkit.trial import Trial, to_line
-from nanoswe_evalkit.verify import CERTIFICATES, certificate_line, certificates, place_of
+from nanoswe_evalkit.verify import (
+    CERTIFICATES,
+    certificate_line,
+    certificates,
+    place_of,
+    read_certificates,
+)
+from nanoswe_harbor.instance import HarborError
 from nanoswe_harbor.task import load_tasks
 
-MAX_INFRA_RATE = 0.01
+
+async def _lacks(recipe: EvalRecipe) -> list[str]:
+    """What must be there first, and is not: all of it at once."""
+    model, kind, lacks = recipe.model, recipe.agent.kind, list[str]()
+    if kind not in ("oracle", "nop") and not (model.base_url or model.proxy):
+        lacks.append(f"agent {kind} needs model.base_url=http://HOST:PORT/v1")
+    try:
+        load_tasks(recipe.tasks.path)
+    except HarborError as error:
+        lacks.append(str(error))
+    if lacks and recipe.cluster.backend == "local":  # else it is found when it is opened
+        try:
+            with TemporaryDirectory() as work:
+                await pick(recipe.sandbox.kind, Path(work))
+        except SandboxError as error:
+            lacks.append(str(error))
+    return lacks
 
 
 async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str) -> dict[str, Any]:
     """Run or resume the recipe in `folder`; the summary."""
-    model = recipe.model
-    if recipe.agent.kind not in ("oracle", "nop") and not (model.base_url or model.proxy):
-        raise EvalkitError(f"agent {recipe.agent.kind} needs model.base_url, ending in /v1")
+    if lacks := await _lacks(recipe):
+        raise EvalkitError("; ".join(lacks))
     if recipe.agent.kind == "command" and not recipe.agent.command:
         raise EvalkitError("agent command needs agent.command, what is run in the sandbox")
     if recipe.agent.kind == "command" and recipe.sandbox.kind == "daytona":
@@ -46,6 +72,7 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         raise EvalkitError("eval.k asks for more than eval.attempts; raise eval.attempts")
     tasks, attempts = recipe.tasks.chosen(load_tasks(recipe.tasks.path)), recipe.eval.attempts
     total, least = len(tasks) * attempts, passk.detectable_difference(len(tasks), attempts)
+    tells = f"two such runs tell differences of {least:.1%}" if least < 1 else "too few to compare"
     async with AsyncExitStack() as stack:
         places: Any = {"local": partial(local_trials, folder / "work"), "ray": ray_trials}
         place = places[recipe.cluster.backend](recipe, key)
@@ -58,17 +85,24 @@ async def evaluate(recipe: EvalRecipe, folder: Path, console: Console, key: str)
         (folder / CERTIFICATES).write_text("".join(map(certificate_line, held)), encoding="utf-8")
         config, wandb = recipe.model_dump(mode="json"), recipe.eval.tracker == "wandb"
         tracker = stack.enter_context(Tracker(folder, recipe.name, config, wandb=wandb))
-        console.print(f"{total} trials: two such runs tell differences of {least:.1%}")
+        console.print(f"{total} trials: {tells}")
         advance = stack.enter_context(progress(console, f"{recipe.name} ({kind})", total))
         trials = await run_trials(
             tasks, attempts, run=run, base_url=recipe.model.base_url, on_trial=advance,
             gate=Gate(recipe.eval.concurrency, recipe.eval.memory_mb),
-            path=folder / "trials.jsonl", **sessions
+            path=folder / "trials.jsonl", settings=_settings(recipe), **sessions
         )  # fmt: skip
         summary = summarize(trials, recipe.eval.k, recipe.seed, certified)
         tracker.log({name: e["value"] for name, e in summary["scores"].items()})
         tracker.finish(trials, {k: v for k, v in summary.items() if k != "task_counts"})
     return summary
+
+
+def _settings(recipe: EvalRecipe) -> str:
+    """A digest of all that makes a trial another trial; not of where the model's service is."""
+    address = {"model": {"base_url", "proxy", "timeout_sec"}}
+    told = recipe.model_dump_json(include={"seed", "agent", "sandbox", "model"}, exclude=address)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def summarize(
@@ -79,8 +113,9 @@ def summarize(
     `strict` counts trials without a reward as not resolved; all else leaves them out.
     """
     counts, missing = passk.counts_of(trials), sum(trial.reward is None for trial in trials)
+    tasks = {trial.task_id for trial in trials}
     scores: dict[str, passk.Estimate | None] = {}
-    headline, rate = None, missing / max(len(trials), 1)
+    headline, without = None, passk.no_headline(trials)
     if counts:
         name, most = f"avg@{max(t.attempt for t in trials) + 1}", max(n for n, _ in counts.values())
         scores[name] = valid = passk.avg_at_k(counts)
@@ -89,24 +124,26 @@ def summarize(
         scores[f"{name} by repository"] = passk.by_repository(counts, seed)
         if sound := {task: count for task, count in counts.items() if task in certified}:
             scores[f"{name} certified"] = passk.avg_at_k(sound)
-        if rate <= MAX_INFRA_RATE:
+        if not without:
             headline = f"{valid.value:.1%} [{valid.low:.1%}, {valid.high:.1%}]"
     return {
-        "headline": headline, "tasks": len({trial.task_id for trial in trials}),
-        "certified": len({trial.task_id for trial in trials} & set(certified)),
+        "headline": headline, "no_headline": without, "tasks": len(tasks),
+        "certified": len(tasks & set(certified)), "task_counts": counts,
         "scores": {name: asdict(score) for name, score in scores.items() if score},
         "outcomes": dict(Counter(str(trial.outcome) for trial in trials).most_common()),
-        "trials": len(trials), "no_reward": missing, "infra_rate": rate, "task_counts": counts
+        "trials": len(trials), "no_reward": missing, "infra_rate": missing / max(len(trials), 1)
     }  # fmt: skip
 
 
-def regrade_run(folder: Path) -> tuple[list[dict[str, str]], int]:
-    """Judge each stored log again. (the trials whose verdict changed, number judged)"""
+def regrade_run(folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Judge each stored log again. (the trials whose verdict changed, the summary of all)"""
     recipe = load_recipe(folder / "recipe.yaml", [], EvalRecipe)
     tasks = {task.task_id: task for task in load_tasks(recipe.tasks.path)}
+    held = {c.task_id for c in read_certificates(folder) if c.verdict == "certified"}
     changed, graded = [], []
     for old in read_trials(folder / "trials.jsonl"):
         if not (report := old.report or {}).get("runs"):
+            graded.append(old)
             continue
         if old.task_id not in tasks:
             raise EvalkitError(f"{recipe.tasks.path}: has no task {old.task_id}; restore the tasks")
@@ -116,7 +153,7 @@ def regrade_run(folder: Path) -> tuple[list[dict[str, str]], int]:
         change = {"before": str(old.outcome), "after": str(verdict.outcome)}
         changed += [{"trial_id": old.trial_id, **change}] * (old.outcome != verdict.outcome)
     (folder / "regraded.jsonl").write_text("".join(map(to_line, graded)), encoding="ascii")
-    return changed, len(graded)
+    return changed, summarize(graded, recipe.eval.k, recipe.seed, held)
 
 
 def _claim(folder: Path, recipe: EvalRecipe) -> None:

@@ -17,6 +17,7 @@ from nanoswe_evalkit.trial import Trial
 
 Counts = Mapping[str, tuple[int, int]]
 RESAMPLES = 2000
+MAX_INFRA_RATE = 0.01
 Z = NormalDist().inv_cdf(0.975)
 POWER_Z = NormalDist().inv_cdf(0.8)
 # Mean variance of one attempt at a task, where the tasks' difficulty is Beta(0.35, 0.35).
@@ -43,6 +44,15 @@ def counts_of(trials: Sequence[Trial], strict: bool = False) -> dict[str, tuple[
     return counts
 
 
+def no_headline(trials: Sequence[Trial]) -> str:
+    """Why these trials give no headline, or nothing."""
+    lost = sum(trial.reward is None for trial in trials)
+    if lost <= MAX_INFRA_RATE * len(trials):
+        return "" if trials else "no trial"
+    what = f"{lost} of {len(trials)} trials have no reward, more than {MAX_INFRA_RATE:.0%}"
+    return f"no headline: {what}; run again to repeat those"
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Chance that k of n trials, drawn without replacement, hold one of the c resolved.
 
@@ -64,10 +74,15 @@ def pass_estimate(counts: Counts, k: int) -> Estimate:
     if not values:
         raise ValueError(f"no task has {k} graded attempts")
     value = fmean(values)
-    # As many yes-or-no tasks as would vary like these; where all are alike, themselves.
-    spread = fmean((v - value) ** 2 for v in values)
-    alike = len(values) * (value * (1 - value) / spread if spread > 1e-12 else 1)
-    return Estimate(value, *wilson(value, alike), len(values))
+    # As many yes-or-no tasks as would vary like these; where all are alike, themselves. The less
+    # the variance follows from the mean, the more it is an estimate: that is Student's t.
+    n, most, spread = len(values), value * (1 - value), fmean((v - value) ** 2 for v in values)
+    if spread <= 1e-12:
+        return Estimate(value, *wilson(value, n), n)
+    free = 1 - spread / most
+    alike = n * most / (spread * (1 + free / (n - 1)))
+    z = Z + free * (_student(n - 1) - Z)
+    return Estimate(value, *wilson(value, alike, z), n)
 
 
 def by_repository(counts: Counts, seed: int = 0) -> Estimate | None:
@@ -95,11 +110,18 @@ def detectable_difference(tasks: int, attempts: int) -> float:
     return (Z + POWER_Z) * sqrt(2 * ATTEMPT_VARIANCE / (tasks * attempts))
 
 
-def wilson(share: float, n: float) -> tuple[float, float]:
+def wilson(share: float, n: float, z: float = Z) -> tuple[float, float]:
     """Wilson's score interval of a share of n (1927)."""
-    center, spread = share + Z**2 / (2 * n), Z * sqrt(share * (1 - share) / n + (Z / n) ** 2 / 4)
-    scale = 1 + Z**2 / n
+    center, spread = share + z**2 / (2 * n), z * sqrt(share * (1 - share) / n + (z / n) ** 2 / 4)
+    scale = 1 + z**2 / n
     return max(0.0, (center - spread) / scale), min(1.0, (center + spread) / scale)
+
+
+def _student(free: int) -> float:
+    """The 97.5 % point of Student's t, by its expansion in 1 / degrees of freedom (Fisher 1941)."""
+    terms = (Z**3 + Z) / 4, (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96
+    last = (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384
+    return Z + terms[0] / free + terms[1] / free**2 + last / free**3
 
 
 def _bootstrap(groups: Sequence[Sequence[float]], seed: int) -> tuple[float, float]:

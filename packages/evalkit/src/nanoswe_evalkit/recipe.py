@@ -85,9 +85,11 @@ class ModelSection(Section):
     """Of one model call."""
 
     @model_validator(mode="after")
-    def _not_twice(self) -> Self:
+    def _sound(self) -> Self:
         if twice := self.sampling.keys() & {"temperature", "max_tokens", "seed", "n"}:
             raise ValueError(f"sampling.{min(twice)}: it has a key of its own, or one value")
+        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+            raise ValueError("base_url: want http://HOST:PORT/v1, or https")
         if self.sampling and not self.base_url:
             raise ValueError("sampling goes to model.base_url; what trains samples from all tokens")
         return self
@@ -143,10 +145,11 @@ def load_recipe(source: Path, overrides: Sequence[str], schema: type[R]) -> R:
     try:
         data = yaml.safe_load(source.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        names = ", ".join(sorted(p.stem for p in source.parent.glob("*.yaml"))) or "none"
+        others = (p.stem for p in source.parent.glob("*.yaml") if p.is_file() and p != source)
+        names = ", ".join(sorted(others)) or "none"
         text = f"{source}: cannot be read; recipes in {source.parent}: {names}"
         raise EvalkitError(text) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none
         raise EvalkitError(f"{source}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise EvalkitError(f"{source}: not a mapping of sections; see recipes/ for examples")

@@ -31,7 +31,9 @@ def read_jsonl(path: Path, schema: str, read: Callable[[dict[str, Any]], T]) -> 
                     raise ValueError(f"not of schema {schema}; read it with what wrote it")
                 yield read(record)
             except (ValueError, LookupError, TypeError) as error:
-                raise EvalkitError(f"{path}:{number}: not readable ({error})") from error
+                raise EvalkitError(
+                    f"{path}:{number}: not readable ({error}); remove that line"
+                ) from error
 
 
 @contextmanager

@@ -64,14 +64,14 @@ async def run_trials(
     tasks: Sequence[Task], attempts: int, *, run: Run, gate: Gate, base_url: str = "",
     open_session: OpenSession | None = None, close_session: CloseSession | None = None,
     trial_id: Callable[[Task, int], str] = lambda task, attempt: f"{task.task_id}.{attempt}",
-    on_trial: Callable[[Trial], None] | None = None, path: Path | None = None
+    on_trial: Callable[[Trial], None] | None = None, path: Path | None = None, settings: str = ""
 ) -> list[Trial]:  # fmt: skip
     """Every attempt at every task, less those that `path` holds already, as many at a time as fit
     through `gate`.
 
     `open_session(trial_id, try)` gives the base URL of one try, `close_session` ends it and says
     how many model calls it saw; without them `base_url` serves all. `on_trial` sees every trial
-    that ran now, as it ends.
+    that ran now, as it ends. What `path` holds under other `settings` counts for nothing.
     """
     if large := [task.task_id for task in tasks if task.memory_mb > gate.memory_mb]:
         raise EvalkitError(f"{large[0]} asks for more memory than there is; raise eval.memory_mb")
@@ -96,7 +96,7 @@ async def run_trials(
             on_trial(trial)
 
     jobs = [(task, attempt) for task in tasks for attempt in range(attempts)]
-    keys = {task.task_id: content_key(task) for task in tasks if path}
+    keys = {task.task_id: content_key(task, settings) for task in tasks if path}
     with _recording(path) as (file, finished):
         for trial in finished:
             if trial.reward is not None and trial.key == keys.get(trial.task_id):
@@ -134,9 +134,9 @@ async def _try(
     return replace(trial, agent=agent, error="; ".join(filter(None, [trial.error, *differ])))
 
 
-def content_key(task: Task) -> str:
-    """What a stored verdict is worth only for: this harness, and this content of the task."""
-    return f"{__version__} {package_digest(task.path)}"
+def content_key(task: Task, settings: str = "") -> str:
+    """What a stored verdict is worth only for: this harness, content of the task, and settings."""
+    return " ".join(filter(None, (__version__, package_digest(task.path), settings)))
 
 
 def read_trials(path: Path) -> list[Trial]:

@@ -28,7 +28,8 @@ SCHEMA = "trial/1"
 class Trial:
     """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict.
 
-    `key` names the harness and the task's content; a resumed run keeps no trial of another.
+    `key` names the harness, the task's content and the run's settings; a resumed run keeps no trial
+    of another.
     `timings` are seconds: queue (for a place among the trials at once), create, agent (and of that
     model, its calls), extract, grade (and of that install, before the tests, and tests), total.
     """
@@ -60,6 +61,8 @@ def from_record(record: dict[str, Any]) -> Trial:
     """The reverse, of a parsed line."""
     stop = None if record["stop"] is None else Stop(record["stop"])
     outcome, messages = Outcome(record["outcome"]), tuple(record["messages"])
+    if record["reward"] != reward_of(outcome) or not isinstance(record["timings"], dict):
+        raise ValueError("its reward is not its outcome's, or it has no timings")
     return Trial(**{**record, "stop": stop, "outcome": outcome, "messages": messages})
 
 

@@ -62,7 +62,12 @@ def certificate_line(certificate: Certificate) -> str:
 
 def read_certificates(folder: Path) -> Iterator[Certificate]:
     """Of a folder of tasks, or of a run, which has those that hold for it."""
-    return read_jsonl(folder / CERTIFICATES, SCHEMA, lambda record: Certificate(**record))
+
+    def read(record: dict[str, Any]) -> Certificate:
+        ends = {name: tuple(record[name]) for name in ("gold", "nothing")}
+        return Certificate(**record | ends)
+
+    return read_jsonl(folder / CERTIFICATES, SCHEMA, read)
 
 
 def place_of(kind: str, recipe: Recipe) -> str:

@@ -100,14 +100,14 @@ def load_tasks(folder: Path | str) -> list[Task]:
     if (folder / "train" / "dataset.toml").is_file():
         raise TaskError(f"{folder}: holds two datasets; give its train or heldout folder")
     if not (paths := task_paths(folder)):
-        raise TaskError(f"{folder}: no task folders here; run nanoswe-harbor convert first")
+        raise TaskError(f"{folder}: no tasks here; nanoswe-harbor convert (just tasks) makes them")
     return [load_task(path) for path in paths]
 
 
 def task_paths(folder: Path) -> list[Path]:
     """The direct sub-folders of a dataset folder, sorted: every one of them has to be a task."""
     if not folder.is_dir():
-        raise TaskError(f"{folder}: no such folder; run nanoswe-harbor convert first")
+        raise TaskError(f"{folder}: no such folder; nanoswe-harbor convert (just tasks) makes it")
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 

@@ -2,26 +2,38 @@
 
 In: trials.jsonl, and where they are there recipe.yaml, metrics.jsonl, trajectories.jsonl,
 certificates.jsonl and tokens.json. Out: scores before and after, series, counts per phase, task and
-bug kind, certificates, and the transcripts of some trials, the phases taking turns: the rows of
-their trajectories, or where there are none their messages. A phase is all trials that one policy
-ran for one purpose. Refuses (EvalkitError) a folder without trials and unknown schemas.
+bug kind, certificates, and the transcript of every trial, compressed (of as many as fit into
+MAX_BYTES, the phases taking turns): the rows of its trajectory, for the first MAX_ROWS, or else its
+messages. A phase is all trials that one policy ran for one purpose. Refuses (EvalkitError) a folder
+without trials, unknown schemas, and files that are not what a run writes.
 """
 
+import gzip
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import zlib
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain, islice, zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from nanoswe_evalkit.grading import log_of
-from nanoswe_evalkit.passk import by_repository, counts_of, paired_difference, pass_estimate
+from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.passk import (
+    by_repository,
+    counts_of,
+    no_headline,
+    paired_difference,
+    pass_estimate,
+)
 from nanoswe_evalkit.records import read_jsonl
 from nanoswe_evalkit.runner import read_trials
+from nanoswe_evalkit.sandboxes.base import MIB
 from nanoswe_evalkit.trial import Trial
 from nanoswe_evalkit.verify import Certificate, read_certificates
 from nanoswe_harbor.nano import BUGS
@@ -31,9 +43,10 @@ TRAINING_ID = re.compile(r"([egs])(\d{5})\.")
 KINDS = {
     bug.kind: re.compile(re.sub(r"\\{[ab]\\}", r"\\w+", re.escape(bug.phrase))) for bug in BUGS
 }
-MAX_TRIALS = 200
-MAX_TOKENS = 400_000
-MAX_TEXT = 20_000  # characters of a patch or a message
+MAX_ROWS = 200  # trials shown by their tokens
+MAX_TOKENS = 400_000  # of all of these
+MAX_TEXT = 200_000  # characters of a patch, a message or a log
+MAX_BYTES = 96 * MIB  # of all transcripts, as they stand in the page
 UNSHOWN = ("schema", "try_", "agent", "report", "messages")
 Phases = dict[str, list[Trial]]
 
@@ -41,23 +54,33 @@ Phases = dict[str, list[Trial]]
 def gather(folder: Path) -> dict[str, Any]:
     """Everything that the page needs."""
     trials, recipe_path = read_trials(folder / "trials.jsonl"), folder / "recipe.yaml"
-    text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
-    recipe = yaml.safe_load(text) or {}
-    metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1", dict))
+    try:
+        text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
+        recipe = {"name": "", "seed": 0} | (yaml.safe_load(text) or {})
+        seed = int(recipe["seed"])
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise EvalkitError(f"{recipe_path}: not a run's recipe; restore or remove it") from error
+    metrics = list(read_jsonl(folder / "metrics.jsonl", "metrics/1", _with("step")))
     phases, held = _phases(trials), {c.task_id: c for c in read_certificates(folder)}
     shown, vocabulary = _transcripts(folder, phases)
     ends = {p: [(t.outcome, t.stop or "none", t.timings) for t in ts] for p, ts in phases.items()}
     times = [m["time_sec"] for m in metrics if "time_sec" in m]
     return {
-        "name": str(recipe.get("name") or folder.resolve().name), "recipe": text,
+        "name": str(recipe["name"] or folder.resolve().name), "recipe": text,
+        "noHeadline": "" if phases.keys() - {"eval"} else no_headline(trials),
         "trials": len(trials), "noReward": sum(t.reward is None for t in trials),
         "wallSec": max(times) - min(times) if times else 0,
-        "scores": _scores(phases, int(recipe.get("seed") or 0), held),
+        "scores": _scores(phases, seed, held),
         "series": {stage: _series(metrics, stage) for stage in ("sft", "rl")},
         "evals": [_finite(m) for m in metrics if m.get("stage") == "eval"],
         "phases": [{"id": p, "ends": ends[p]} for p in phases],
         "tasks": _tasks(phases, held), "shown": shown, "vocabulary": vocabulary,
     }  # fmt: skip
+
+
+def _with(*names: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What lets a record pass that has all these keys."""
+    return lambda record: record | {name: record[name] for name in names}
 
 
 def _phases(trials: Sequence[Trial]) -> Phases:
@@ -143,38 +166,43 @@ def _tasks(phases: Phases, held: Mapping[str, Certificate]) -> list[dict[str, An
 def _transcripts(folder: Path, phases: Phases) -> tuple[list[dict[str, Any]], dict[int, str]]:
     """(the chosen trials, token id → text)"""
     chosen = _choose(phases)
-    names, rows, path = {trial.trial_id for _, trial in chosen}, {}, folder / "tokens.json"
-    listed = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    texts = dict(enumerate(listed))  # a model may have, and sample, ids without a text
-    for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1", dict):
+    names, rows = {trial.trial_id for _, trial in chosen[:MAX_ROWS]}, dict[str, Any]()
+    path = folder / "tokens.json"
+    try:  # a model may have, and sample, ids without a text
+        texts = dict(enumerate(json.loads(path.read_bytes()) if path.is_file() else ()))
+    except (ValueError, TypeError) as error:
+        raise EvalkitError(f"{path}: not a list of texts; remove it to see messages") from error
+    of_trial = _with("trial_id", "samples")
+    for record in read_jsonl(folder / "trajectories.jsonl", "trajectory/1", of_trial):
         if record["trial_id"] in names:
             rows[record["trial_id"]] = record["samples"] if texts else []
     vocabulary: dict[int, str] = {}
     shown: list[dict[str, Any]] = []
-    left = MAX_TOKENS
+    left, room = MAX_TOKENS, MAX_BYTES
     for phase, trial in chosen:
-        samples = rows.get(trial.trial_id, [])
-        messages = [] if samples else [_message(m) for m in trial.messages]
-        left -= sum(len(s["tokens"]) for s in samples) + len(json.dumps(messages)) // 4
-        if left < 0:
-            break
+        samples = rows.pop(trial.trial_id, [])
+        left -= sum(len(sample["tokens"]) for sample in samples)
+        samples = samples if left > 0 else []
         vocabulary |= {i: texts.get(i, f"⟨{i}⟩") for sample in samples for i in sample["tokens"]}
-        tokens = [_row(sample) for sample in samples]
-        shown.append({**_trial(trial), "phase": phase, "rows": tokens, "messages": messages})
+        messages = [] if samples else [_message(m) for m in trial.messages]
+        told = _trial(trial) | {"rows": [_row(s) for s in samples], "messages": messages}
+        packed = b64encode(gzip.compress(json.dumps(told).encode(), 6, mtime=0)).decode()
+        if (room := room - len(packed)) < 0:
+            break
+        listed = {name: told[name] for name in ("trial_id", "task_id", "attempt", "outcome")}
+        shown.append({**listed, "phase": phase, "packed": packed})
     return shown, vocabulary
 
 
 def _choose(phases: Mapping[str, Sequence[Trial]]) -> list[tuple[str, Trial]]:
-    """(phase, trial), the phases taking turns until there are enough."""
+    """(phase, trial), the phases taking turns; first of training are trials of all its steps."""
     queues = []
     for phase, trials in phases.items():
         rows = sorted(trials, key=lambda t: (t.attempt, t.task_id))
         if phase == "train":
-            stride = max(1, len(trials) * len(phases) // MAX_TRIALS)
-            rows = sorted(trials, key=lambda t: t.trial_id)[::stride]
+            rows = sorted(trials, key=lambda t: zlib.crc32(t.trial_id.encode()))
         queues.append([(phase, trial) for trial in rows])
-    turns = chain.from_iterable(zip_longest(*queues))
-    return list(islice(filter(None, turns), MAX_TRIALS))
+    return list(filter(None, chain.from_iterable(zip_longest(*queues))))
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
@@ -183,7 +211,10 @@ def _trial(trial: Trial) -> dict[str, Any]:
     tests = {kind: {word: len(ids) for word, ids in report[kind].items()} for kind in kinds}
     why = trial.error or str(report.get("reason") or "")
     shown = {key: value for key, value in record.items() if key not in UNSHOWN}
-    log = log_of(report["runs"][0])[-MAX_TEXT:] if report.get("runs") else report.get("log", "")
+    try:
+        log = log_of(report["runs"][0])[-MAX_TEXT:] if report.get("runs") else report.get("log", "")
+    except (ValueError, LookupError, TypeError, zlib.error) as error:
+        raise EvalkitError(f"{trial.trial_id}: the stored log is damaged ({error!r})") from error
     return {**shown, "patch": trial.patch[:MAX_TEXT], "error": why, "tests": tests, "log": log}
 
 

@@ -38,6 +38,7 @@ function drawSummary() {
   if (facts.wallSec) parts.push(duration(facts.wallSec));
   parts.push(facts.noReward ? `${facts.noReward} trials without a reward (our machinery failed)` : "every trial has a reward");
   byId("summary").textContent = parts.join(" · ");
+  if (facts.noHeadline) byId("cards").before(h("p", { class: "alarm" }, facts.noHeadline));
 }
 
 function drawCards() {
@@ -171,4 +172,4 @@ drawOutcomes();
 drawRepositories();
 drawTasks(drawViewer());
 byId("recipe").textContent = facts.recipe;
-document.querySelector("main").append(h("footer", {}, `One file, no network. Transcripts of ${facts.shown.length} of ${facts.trials} trials are in it; counts are of all.`));
+document.querySelector("main").append(h("footer", {}, `One file, no network. ${facts.shown.length === facts.trials ? "The transcript of every trial is" : `Transcripts of ${facts.shown.length} of ${facts.trials} trials are`} in it.`));

@@ -59,9 +59,16 @@ function choice(name, values, onchange) {
   return select;
 }
 
+// The page holds each transcript compressed.
+async function unpack(shown) {
+  const bytes = Uint8Array.from(atob(shown.packed), (sign) => sign.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return { ...(await new Response(stream).json()), phase: shown.phase };
+}
+
 function drawViewer() {
   if (!facts.shown.length) { drop("viewer"); return () => {}; }
-  const state = { matching: [], trial: null, turns: [], page: 0, all: true, doubt: false };
+  const state = { matching: [], picked: null, trial: null, turns: [], page: 0, all: true, doubt: false };
   const order = facts.phases.map((p) => p.id);
   const phase = choice("phases", facts.phases.map((p) => [p.id, p.label]), refill);
   const outcome = choice("outcomes", OUTCOMES.filter((o) => facts.shown.some((t) => t.outcome === o)).map((o) => [o, o]), refill);
@@ -77,12 +84,15 @@ function drawViewer() {
     state.matching.sort((a, b) => a.task_id.localeCompare(b.task_id) || order.indexOf(a.phase) - order.indexOf(b.phase) || a.trial_id.localeCompare(b.trial_id));
     list.replaceChildren(...state.matching.map((t) => h("button", { onclick: () => pick(t), title: t.trial_id }, h("span", { class: "dot", style: `background:${color(t.outcome)}` }), t.task_id.replace(/^nano__/, ""), h("small", {}, `${labels[t.phase]}${t.phase === "train" ? ` ${t.trial_id.slice(1, 6).replace(/^0+(?=.)/, "")}` : ""} · #${t.attempt}`))));
     if (!state.matching.length) list.append("no trial matches");
-    pick(state.matching.includes(state.trial) ? state.trial : state.matching[0]);
+    pick(state.matching.includes(state.picked) ? state.picked : state.matching[0]);
   }
-  function pick(trial) {
-    if (!trial) return;
-    const chosen = state.matching.indexOf(trial);
+  async function pick(picked) {
+    if (!picked) return;
+    const chosen = state.matching.indexOf(picked);
     [...list.children].forEach((button, i) => button.classList.toggle("on", i === chosen));
+    state.picked = picked;
+    const trial = await unpack(picked);
+    if (state.picked !== picked) return; // another one was, meanwhile
     Object.assign(state, { trial, turns: turnsOf(trial), page: 0 });
     show();
   }
@@ -93,6 +103,7 @@ function drawViewer() {
   }
   function show() {
     const { trial, turns, page } = state;
+    if (!trial) return;
     all.classList.toggle("on", state.all);
     doubt.classList.toggle("on", state.doubt);
     back.disabled = !state.all && page === 0;

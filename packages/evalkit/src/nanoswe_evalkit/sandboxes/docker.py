@@ -155,12 +155,17 @@ async def _call(function: Callable[[], T]) -> T:
         raise
     except (APIError, DockerException, OSError) as error:
         text = " ".join(str(error).split())
-        raise SandboxError(f"docker: {text} (is a daemon running?)") from error
+        raise SandboxError(f"docker: {text}") from error
 
 
 def _connect() -> Any:
-    client = docker.from_env()
-    client.ping()
+    try:
+        client = docker.from_env()
+        client.ping()
+    except (DockerException, OSError) as error:
+        text = " ".join(str(error).split())
+        remedy = "start one (or set DOCKER_HOST), or choose sandbox.kind=bwrap or daytona"
+        raise SandboxError(f"docker: no daemon answers; {remedy} ({text})") from error
     return client
 
 
