@@ -56,10 +56,10 @@ def test_verified_converts_whole_and_twice_the_same(
 
 def test_the_commands_of_real_rows(excerpt: dict[str, Path]) -> None:
     wanted = {
-        "django": 'python "$tests/record.py" "$results" '
+        "django": 'python "$record" "$results" '
         "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
         "sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
-        "psf": 'pytest -rA test_requests.py test_$canary.py --junitxml="$results"\n',
+        "psf": 'pytest -rA test_requests.py $file.py --junitxml="$results"\n',
     }
     for owner, command in wanted.items():
         text = (excerpt[owner] / "tests/run_eval.sh").read_text()
@@ -82,7 +82,7 @@ def test_task_toml_follows_harbor(nano: Path) -> None:
     assert config["verifier"]["environment_mode"] == "separate"
     assert "environment" not in config["verifier"]
     base = config["metadata"]["base_commit"]
-    assert f" --no-color {base} > " in config["verifier"]["collect"][0]["command"]
+    assert f" --inter-hunk-context=0 {base} > " in config["verifier"]["collect"][0]["command"]
     assert sorted(p.name for p in (path / "environment").iterdir()) == ["Dockerfile"]
     image = config["environment"]["docker_image"]
     assert (path / "environment/Dockerfile").read_text().startswith(f"FROM {image}\n")

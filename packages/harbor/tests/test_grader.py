@@ -156,6 +156,7 @@ def test_a_result_file_takes_credit_away_and_gives_none() -> None:
     report = grade(passed + results(junit + "\n<failure"), EXPECTED)
     assert report["pass_to_pass"]["failure"] == ["t.py::b"] and not report["resolved"]
     assert grade(passed + results(junit + "\n<failure", "forged"), EXPECTED)["resolved"]
+    assert grade(passed + results(""), EXPECTED)["tamper"]
     assert not grade(log("PASSED t.py::b") + results("PASSED t.py::a"), EXPECTED)["resolved"]
     expected = {"parser": "unittest", "fail_to_pass": ["test_a (t.T)"], "pass_to_pass": []}
     text = log("test_a (t.T) ... ok")
@@ -184,16 +185,68 @@ def test_a_repaired_id_is_its_whole_test_and_no_other() -> None:
 
 
 def test_canaries() -> None:
-    """One must fail and one must pass, or nothing is believed."""
-    good = "PASSED t.py::a\nPASSED t.py::b\nPASSED x.py::test_canary_1_passes\n"
-    marker = ">>>>> Canary n canary_1\n"
-    assert grade(marker + log(good + "FAILED x.py::test_canary_1_fails"), EXPECTED)["resolved"]
-    report = grade(marker + log(good + "PASSED x.py::test_canary_1_fails"), EXPECTED)
-    assert (report["resolved"], report["tamper"], report["infra"]) == (False, True, False)
-    report = grade(marker + log(good), EXPECTED)
-    assert (report["resolved"], report["tamper"], report["infra"]) == (False, True, False)
-    bad = grade(marker + log("FAILED t.py::a"), EXPECTED)
-    assert (bad["resolved"], bad["tamper"], bad["infra"]) == (False, False, False)
+    """The first must pass and the others fail, or nothing is believed."""
+    good = "PASSED t.py::a\nPASSED t.py::b\nPASSED x.py::test_red\n"
+    bad = "FAILED x.py::test_green - boom\nERROR x.py::T::test_blue\n"
+    marker = ">>>>> Canary n test_red test_green test_blue\n"
+
+    def judged(text: str) -> tuple[bool, bool, bool]:
+        report = grade(marker + log(text), EXPECTED)
+        return report["resolved"], report["tamper"], report["infra"]
+
+    assert judged(good + bad) == (True, False, False)
+    assert judged(good + bad + "PASSED x.py::test_greens\n") == (True, False, False)
+    assert judged(good + bad.replace("ERROR", "PASSED")) == (False, True, False)
+    assert judged(good + bad.replace("FAILED", "XFAIL")) == (False, True, False)
+    assert judged(good + bad.replace("test_blue", "test_other")) == (False, True, False)
+    assert judged(good.replace("red", "other") + bad) == (False, True, False)
+    assert judged("FAILED t.py::a") == (False, False, False)
+
+
+def test_what_passed_has_to_be_in_the_result_file() -> None:
+    """Also under other names than the log's: of a folder below, cut at a blank, without a path."""
+    expected = {
+        "parser": "pytest-options",
+        "fail_to_pass": ["a/b/t.py::C::x[/d.txt]"],
+        "pass_to_pass": ["t.py::y[1", "t.py::z"],
+    }
+    text = "PASSED a/b/t.py::C::x[/tmp/d.txt]\nPASSED t.py::y[1 2]\nXFAIL t.py::z\n"
+    cases = {
+        "x": '<testcase classname="b.t.C" name="x[/tmp/d.txt]">\n',
+        "y": '<testcase classname="t" name="y[1 2]">\n',
+        "z": '<testcase classname="t" name="z">\n<skipped\n',
+    }
+
+    def judged(*names: str) -> tuple[bool, bool]:
+        record = "".join(cases[name] for name in names)
+        marked = f">>>>> Results n\n{record}>>>>> End Results n\n"
+        report = grade(log(text) + marked, expected)
+        return report["resolved"], report["tamper"]
+
+    assert judged("x", "y", "z") == (True, False)
+    for names in ("", "xy", "xz", "yz"):
+        assert judged(*names) == (False, True), names
+    cases["y"] += "<failure\n"
+    assert judged("x", "y", "z") == (False, False)
+
+
+def test_a_skip_is_excused_only_where_it_is_so_without_the_patch() -> None:
+    for word in ("SKIPPED", "XFAIL"):
+        text = log(f"PASSED t.py::a\n{word} t.py::b")
+        report = grade(text, EXPECTED)
+        assert report["resolved"] and report["excused"] == ["t.py::b"]
+        assert grade(text, EXPECTED, before={"t.py::b": word})["resolved"]
+        for before in ({"t.py::b": "PASSED"}, {}):
+            report = grade(text, EXPECTED, before=before)
+            assert not report["resolved"] and report["pass_to_pass"]["failure"] == ["t.py::b"]
+
+
+def test_the_script_ends_as_it_says() -> None:
+    text = log("PASSED t.py::a\nPASSED t.py::b", code=1)
+    assert grade(text, EXPECTED, exit_code=1)["resolved"]
+    for killed in (143, 137, 0):
+        report = grade(text, EXPECTED, exit_code=killed)
+        assert (report["resolved"], report["infra"]) == (False, False)
 
 
 def test_official_logs() -> None:

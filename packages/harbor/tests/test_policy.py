@@ -37,6 +37,9 @@ def change(path: str, mode: str = "") -> str:
         ("test_top.py", False, False),
         ("top_level.py", True, True),
         ("pytest.py", True, False),
+        ("pip.py", True, False),
+        ("code/__init__.py", True, True),
+        ("packaging/new.py", True, True),  # no module of the name
         ("json/__init__.py", True, False),
         ("json/__init__.py", False, True),  # the project's own
         ("src/json.py", True, True),
@@ -48,6 +51,63 @@ def test_what_is_dropped(path: str, new: bool, kept: bool) -> None:
     text, dropped = police(patch, TESTS, GOLD)
     assert (text == patch) is kept and dropped == ([] if kept else [path])
     assert kept or text == change("src/a.py")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # git apply reads a plain section anywhere outside hunks, and names without prefixes
+        change("src/a.py") + "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+x\n",
+        change("src/a.py") + "garbage\n",
+        change("src/a.py").replace("a/src", "i/src").replace("b/src", "w/src"),
+        change("src/a.py").replace("+++ b/src/a.py", "+++ b/conftest.py"),
+        change("src/a.py").replace("-1 +1", "-1 +1,9"),
+        change("src/a.py").replace("@@\n", "@@\n\n"),
+        change("src/../conftest.py"),
+        change("src//conftest.py"),
+        change("src/a.py", "rename from conftest.py\n"),
+        "diff --git a/x b/x\nGIT binary patch\nliteral 1\nx\n\ndelta 1\nx\n\nliteral 1\nx\n\n",
+        "x\n" + change("src/a.py"),
+    ],
+)
+def test_what_git_does_not_write_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="of a git diff"):
+        police(text, TESTS, GOLD)
+
+
+def test_names_are_as_git_reads_them() -> None:
+    quoted = change("x").replace("a/x", '"a/conf\\164est.py"').replace("b/x", '"b/conf\\164est.py"')
+    spaced = change("b c.py").replace("b c.py\n@@", "b c.py\t\n@@")
+    assert police(quoted + spaced, TESTS, GOLD) == (spaced, ["conftest.py"])
+
+
+def test_real_diffs_are_understood(tmp_path: Path) -> None:
+    """Of every kind that the extraction can write."""
+
+    def run(*argv: str) -> str:
+        done = subprocess.run(["git", *argv], cwd=tmp_path, capture_output=True, check=True)
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    run("init", "-q")
+    names = ["a b.py", "tab\t.py", "\u00e9\udcff.py", "gone", "bin", "mode", 'quo"te', "old"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"1\n2\n3")
+    run("add", "-A")
+    run("-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x")
+    for name in names:
+        (tmp_path / name).write_bytes(b"1\n2\n4\n\r\n--- a\n+++ b\n")
+    (tmp_path / "gone").unlink()
+    (tmp_path / "bin").write_bytes(bytes(range(256)) * 20)
+    (tmp_path / "mode").chmod(0o755)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "link").symlink_to("x")
+    run("add", "-A")
+    for quote in ("true", "false"):
+        config = ("-c", f"core.quotePath={quote}")
+        patch = run(*config, "diff", "--cached", "--binary", "--no-renames")
+        found = sections(patch)
+        assert "".join(text for _, text in found) == patch
+        assert sorted(path for path, _ in found) == sorted([*names, "empty", "link"])
 
 
 @given(st.lists(st.sampled_from(["src/a.py", "conftest.py", "b c.txt"]), max_size=6), st.booleans())
@@ -71,6 +131,7 @@ def test_the_program(tmp_path: Path) -> None:
     odd = change("src/a.py").encode().replace(b"+b", b"+\xff\r\x00")
     assert run(odd) == (0, odd) and run(b"") == (0, b"")
     assert run(odd + change("conftest.py").encode()) == (1, odd)
+    assert run(odd + b"garbage\n")[0] == 3
     (tmp_path / "expected.json").unlink()
     assert run(odd)[0] == 2
 

@@ -2,8 +2,10 @@
 
 In: the agent's sandbox (to extract the patch) and a way to open pristine ones (to grade it). Out:
 the patch, and an outcome with its report. What harbor's patch policy drops is graded once without
-and once with it: two verdicts that differ are TAMPER. The log is parsed on the host, under a nonce.
-Refuses (PatchError) a work tree that no longer yields a diff.
+and once with it: two verdicts that differ are TAMPER. Where tests never begin, or a pass-to-pass
+test is skipped or expected to fail, the same tests run without the patch too: what is so there is
+our fault (GRADER_ERROR) or excused; what is not, the patch's. The log is parsed on the host, under
+a nonce. Refuses (PatchError) a work tree that no longer yields a diff.
 """
 
 import asyncio
@@ -25,8 +27,9 @@ from typing import Any
 
 from nanoswe_evalkit.outcome import EvalkitError, Outcome
 from nanoswe_evalkit.sandboxes.base import MIB, Sandbox
+from nanoswe_harbor.checkout import git
 from nanoswe_harbor.grader.grade import grade
-from nanoswe_harbor.grader.policy import police, sections
+from nanoswe_harbor.grader.policy import police
 from nanoswe_harbor.task import Task
 
 Opened = AbstractAsyncContextManager[Sandbox]
@@ -40,7 +43,7 @@ EXTRACT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 # Builds and tests ask git too, on a checkout that is perhaps not of the sandbox's uid.
 OURS = {"GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*", "GIT_CONFIG_COUNT": "1"}
 EVALUATE_ENV = {"TESTS": "/tmp/nanoswe-tests", **OURS}
-REJECTED = 79
+REJECTED, NO_BASE = 79, 3
 Run = dict[str, Any]  # of the tests: its log (packed), exit code, nonce and clocks
 NOT_NEEDED = {"test.sh", "grade.py", "parsers.py", "policy.py", "expected.json"}
 
@@ -52,17 +55,22 @@ class PatchError(EvalkitError):
 @dataclass(frozen=True)
 class Verdict:
     """`report` is report/1 with `dropped`, the paths that the policy took out of the patch, and
-    `runs`, the logs. Where it took any, `raw_outcome` says what the whole patch is worth.
+    `runs`, the logs. Where it took any, `raw_outcome` says what the whole patch is worth. `unsure`:
+    only the tests without the patch could tell.
     """
 
     outcome: Outcome
     report: dict[str, Any] | None
+    unsure: bool = False
 
 
 async def extract_patch(task: Task, sandbox: Sandbox) -> str:
     """The diff of the work tree against the base commit; bytes that are not UTF-8 survive."""
-    argv = ["/bin/sh", "-c", EXTRACT, task.base_commit]
-    done = await sandbox.run(argv, env=EXTRACT_ENV, output_bytes=PATCH_BYTES)
+    argv, limit = ["/bin/sh", "-c", EXTRACT, task.base_commit], PATCH_BYTES
+    done = await sandbox.run(argv, env=EXTRACT_ENV, output_bytes=limit)
+    if done.exit_code == NO_BASE and sandbox.checkout:  # the agent has removed it: bring it
+        pack = await asyncio.to_thread(base_pack, sandbox.checkout, task.base_commit)
+        done = await sandbox.run([*argv, "pack"], stdin=pack, env=EXTRACT_ENV, output_bytes=limit)
     if done.timed_out or done.exit_code:
         raise PatchError(f"no diff can be taken (exit {done.exit_code})")
     if done.truncated:
@@ -70,24 +78,40 @@ async def extract_patch(task: Task, sandbox: Sandbox) -> str:
     return done.stdout.decode("utf-8", errors="surrogateescape")
 
 
+def base_pack(checkout: Path, commit: str) -> bytes:
+    """A pack of a commit without its history."""
+    objects = git(checkout, "rev-list", "--objects", "--no-walk", commit)
+    return git(checkout, "pack-objects", "-q", "--stdout", stdin=objects)
+
+
 async def grade_patch(task: Task, patch: str, pristine: Callable[[], Opened]) -> Verdict:
     """The verdict on a patch. `pristine` opens a sandbox on an untouched checkout."""
-    gold = (task.path / "solution" / "gold.patch").read_text(encoding="utf-8", errors="replace")
-    kept, dropped = police(patch, task.test_files, [path for path, _ in sections(gold)])
+    try:
+        kept, dropped = police(patch, task.test_files, _expected(task)["gold_files"])
+    except ValueError as error:
+        return Verdict(Outcome.PATCH_REJECTED, {"reason": str(error)})
     runs = [await _run_tests(task, text, pristine) for text in (kept, patch)[: 1 + bool(dropped)]]
-    return judge_logs(task, runs, dropped)
+    verdict = judge_logs(task, runs, dropped)
+    if patch and verdict.unsure:
+        runs.append(await _run_tests(task, "", pristine) | {"control": True})
+        verdict = judge_logs(task, runs, dropped)
+    return verdict
 
 
 def judge_logs(task: Task, runs: Sequence[Run], dropped: Sequence[str]) -> Verdict:
-    """The verdict by the logs alone: of the patch without, then with what was dropped."""
-    (outcome, report), *raw = (_judge_log(task, run) for run in runs)
+    """The verdict by the logs alone: of the patch without, then with what was dropped; `control` is
+    the run without any patch."""
+    control = next((_report(task, run) for run in runs if "control" in run), None)
+    judged = [_judge_log(task, run, control) for run in runs if "control" not in run]
+    (outcome, report), *raw = judged
+    unsure = control is None and any(r.get("infra") or r.get("excused") for _, r in judged)
     report |= {"dropped": dropped, "runs": runs}
     for other, _ in raw:
         report["raw_outcome"] = str(other)
         if Outcome.GRADER_ERROR in (outcome, other):
-            return Verdict(Outcome.GRADER_ERROR, report)
+            return Verdict(Outcome.GRADER_ERROR, report, unsure)
         outcome = outcome if outcome is other else Outcome.TAMPER
-    return Verdict(outcome, report)
+    return Verdict(outcome, report, unsure)
 
 
 Grade = Callable[[Task, str, Callable[[], Opened]], Awaitable[Verdict]]
@@ -140,16 +164,28 @@ def log_of(run: Run) -> str:
     return zlib.decompress(base64.b85decode(run["log"])).decode("utf-8", errors="replace")
 
 
-def _judge_log(task: Task, run: Run) -> tuple[Outcome, dict[str, Any]]:
-    log, nonce = log_of(run), run["nonce"]
-    if run["exit_code"] == REJECTED and log.endswith(f">>>>> Model Patch Failed {nonce}\n"):
-        return Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:]}
-    expected = json.loads((task.path / "tests" / "expected.json").read_text(encoding="utf-8"))
-    report = grade(log, expected, run["exit_code"], nonce)
-    if report["infra"]:
+def _judge_log(
+    task: Task, run: Run, control: dict[str, Any] | None
+) -> tuple[Outcome, dict[str, Any]]:
+    if run["exit_code"] == REJECTED:
+        log = log_of(run)
+        if log.endswith(f">>>>> Model Patch Failed {run['nonce']}\n"):
+            return Outcome.PATCH_REJECTED, {"reason": log.strip()[-2000:]}
+    report = _report(task, run, control and control["status"])
+    if report["infra"] and (control is None or control["infra"]):
         return Outcome.GRADER_ERROR, report
     good = Outcome.RESOLVED if report["resolved"] else Outcome.UNRESOLVED
     return Outcome.TAMPER if report["tamper"] else good, report
+
+
+def _report(task: Task, run: Run, before: dict[str, str] | None = None) -> dict[str, Any]:
+    expected = _expected(task)
+    return grade(log_of(run), expected, run["exit_code"], run["nonce"], before=before)
+
+
+def _expected(task: Task) -> dict[str, Any]:
+    text = (task.path / "tests" / "expected.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
 
 
 END_OF_TAR = bytes(1024)

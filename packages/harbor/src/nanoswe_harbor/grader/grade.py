@@ -3,8 +3,8 @@
 
 In: the log of run_eval.sh, tests/expected.json, and the exit code of run_eval.sh if known. Out: a
 report; as a program also exit code 0 (resolved), 1 (not resolved), 2 (could not grade). Only what
-stands between the last markers with the right nonce counts; an absent test did not pass; a result
-file can take credit away, never give it. Standard library only; for Python 3.5 and newer.
+stands between the last markers with the right nonce counts; an absent test did not pass; where the
+runner writes a result file, what passed has to have passed in it too. For Python 3.5 and newer.
 """
 
 import argparse
@@ -15,12 +15,12 @@ import os
 import re
 import sys
 from collections import namedtuple
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set, Tuple  # noqa: F401
 
 if __package__:
-    from nanoswe_harbor.grader.parsers import PARSERS, SUMMARY
+    from nanoswe_harbor.grader.parsers import PARSERS, SUMMARY, short_name
 else:  # a copy in a task's tests/ folder
-    from parsers import PARSERS, SUMMARY  # type: ignore[no-redef]
+    from parsers import PARSERS, SUMMARY, short_name  # type: ignore[no-redef]
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 # What the official scripts trace or print before the tests, where they print no start marker.
@@ -34,11 +34,11 @@ REFUSALS = {
     ">>>>> Tests Timed Out": "timeout: the tests were cut off",
 }
 TIMEOUT_EXITS = (124, 137)
-GOOD = ("PASSED", "XFAIL")
+GOOD, EXCUSES = ("PASSED", "XFAIL"), ("XFAIL", "SKIPPED")
 CASE = re.compile(r' classname="([^"]*)"| name="([^"]*)"')
 
-# What the tests printed, their exit code, why there is nothing, our fault?, the name of the canary,
-# and the runner's own result file.
+# What the tests printed, their exit code, why there is nothing, our fault?, the names of the
+# canaries (the first one passes), and the runner's own result file, if it writes one.
 Section = namedtuple("Section", "text exit_code reason infra canary results")  # noqa: PYI024
 
 
@@ -48,17 +48,17 @@ def grade(
     exit_code: Optional[int] = None,
     nonce: Optional[str] = None,
     official: bool = False,
+    before: Optional[Dict[str, str]] = None,
 ) -> Dict[str, Any]:
     """Judge one log. `expected`: parser, fail_to_pass, pass_to_pass, repaired (ids that were cut).
 
-    `official`: an official harness wrote it.
+    `official`: an official harness wrote it. `before`: the status map without the patch.
     """
     if "\r" in log:
         log = log.replace("\r\n", "\n").replace("\r", "\n")
     section = official_section(log) if official else own_section(log, exit_code, nonce)
     status = PARSERS[expected["parser"]](section.text)
-    judged = dict(status, **_whole(section.text, expected.get("repaired", {})))
-    failed = _failed_results(section.results)
+    judged, excused, found = _judge(section, status, expected, before)
     report = {
         "schema": "report/1",
         "resolved": False,
@@ -66,33 +66,55 @@ def grade(
         "tamper": False,
         "reason": section.reason,
         "exit_code": section.exit_code,
-        "fail_to_pass": _split(expected["fail_to_pass"], judged, failed, ("PASSED",), ()),
-        # As the official harnesses do: a test that passed before may be expected to fail, or skip.
-        "pass_to_pass": _split(expected["pass_to_pass"], judged, failed, GOOD, ("SKIPPED",)),
+        "fail_to_pass": _split(expected["fail_to_pass"], judged, ("PASSED",), ()),
+        "pass_to_pass": _split(expected["pass_to_pass"], judged, GOOD, ("SKIPPED",)),
+        "excused": excused,
         "status": status,
     }  # type: Dict[str, Any]
     failures = [len(report[key]["failure"]) for key in ("fail_to_pass", "pass_to_pass")]
-    if section.reason:
-        return report
-    report["resolved"] = failures == [0, 0]
     if not status:
-        report["reason"] = "no test result in the log"
-    elif not report["resolved"]:
+        report["reason"] = section.reason or "no test result in the log"
+    elif failures != [0, 0]:
         report["reason"] = "{} fail-to-pass and {} pass-to-pass tests do not pass".format(*failures)
-    elif section.canary:
-        _heed_canary(section.canary, status, report)
+    else:
+        passed = report["fail_to_pass"]["success"] + report["pass_to_pass"]["success"]
+        missing = [t for t in passed if judged[t] not in found.get(t, {judged[t]})]
+        report["reason"] = _forged(section.canary.split(), status, missing)
+        report["tamper"] = bool(report["reason"])
+        report["resolved"] = not report["reason"]
     return report
+
+
+def _judge(section, status, expected, before):
+    # type: (Section, Dict[str, str], Dict[str, Any], Any) -> Tuple[Dict[str, str], List[str], Any]
+    """Test → its last word, what is excused, and test → its words in the runner's result file."""
+    repaired = expected.get("repaired", {})
+    judged = dict(status, **_whole(section.text, repaired))
+    # As in the official harnesses a test that passed before may be expected to fail, or skip; but
+    # where it is known that without the patch it did not, the patch broke it.
+    excused = [test for test in expected["pass_to_pass"] if judged.get(test) in EXCUSES]
+    if before is not None:
+        broken = {test: "FAILED" for test in excused if judged[test] != before.get(test)}
+        judged.update(broken)
+        excused = [test for test in excused if test not in broken]
+    record = _record(section.results or "")
+    recorded = () if section.results is None else ("fail_to_pass", "pass_to_pass")
+    wanted = [test for key in recorded for test in expected[key]]
+    found = {test: _in_record(repaired.get(test, test), test, record) for test in wanted}
+    judged.update({test: "FAILED" for test, words in found.items() if "FAILED" in words})
+    return judged, excused, found
 
 
 def own_section(log: str, exit_code: Optional[int], nonce: Optional[str]) -> Section:
     """What stands between the last markers of run_eval.sh; without a nonce, the last end's."""
     end = log.rfind("\n{} {}".format(END, nonce + " " if nonce else ""))
     words = log[end + 1 : end + 200].split("\n", 1)[0].split() if end >= 0 else []
-    if len(words) == 6 and words[5].isdigit():
+    # The script's own exit code is the one that it told, unless something else ended it.
+    if len(words) == 6 and words[5].isdigit() and exit_code in (None, int(words[5])):
         start = "{} {}\n".format(START, words[4])
         at = log.rfind(start, 0, end + 1)
         if at == 0 or (at > 0 and log[at - 1] == "\n"):
-            canary = _between("\n" + log[:at], "\n>>>>> Canary {} ".format(words[4]), "\n")
+            canary = _between("\n" + log[:at], "\n>>>>> Canary {} ".format(words[4]), "\n") or ""
             results = _between(log[end:], "\n>>>>> Results {}\n".format(words[4]), "\n>>>>> End")
             text = log[at + len(start) : end + 1]
             return Section(text, int(words[5]), "", False, canary, results)
@@ -104,7 +126,7 @@ def own_section(log: str, exit_code: Optional[int], nonce: Optional[str]) -> Sec
         reason, infra = "no end marker: the tests were cut off", False
     else:
         reason, infra = "no start marker: the tests never began", True
-    return Section("", None, reason, infra, "", "")
+    return Section("", None, reason, infra, "", None)
 
 
 def official_section(log: str) -> Section:
@@ -121,14 +143,14 @@ def official_section(log: str) -> Section:
         reasons += ["no end marker: the tests were cut off"] if START in log else []
         reasons += [] if begins else ["no start marker: the tests never began"]
     reason = reasons[0] if reasons else ""
-    return Section("" if reason else text, None, reason, "never began" in reason, "", "")
+    return Section("" if reason else text, None, reason, "never began" in reason, "", None)
 
 
-def _between(text: str, opening: str, closing: str) -> str:
-    """What stands between the last opening and the next closing; "" without one of them."""
+def _between(text: str, opening: str, closing: str) -> Optional[str]:
+    """What stands between the last opening and the next closing, if both are there."""
     at = text.rfind(opening)
-    end = text.find(closing, at + len(opening)) if at >= 0 else -1
-    return text[at + len(opening) : end] if end >= 0 else ""
+    end = text.find(closing, at + len(opening) - 1) if at >= 0 else -1
+    return text[at + len(opening) : end] if end >= 0 else None
 
 
 def _whole(text: str, repaired: Dict[str, str]) -> Dict[str, str]:
@@ -143,51 +165,67 @@ def _whole(text: str, repaired: Dict[str, str]) -> Dict[str, str]:
     return found
 
 
-def _failed_results(results: str) -> List[str]:
-    """The ids, cut as in logs, that the runner's own result file says failed.
+def _record(results: str) -> Dict[str, Set[str]]:
+    """Id → statuses, by the runner's own result file; of pytest also by ids as logs cut them.
 
-    Its lines are `FAILED id`, or pytest's junit tags <testcase …>, <failure, <error.
+    Its lines are `FAILED id`, or pytest's junit tags <testcase …>, <failure, <error, <skipped.
     """
-    failed, case = set(), ""
-    for line in results.split("\n"):
+    cases = []  # type: List[Any]
+    for line in results.replace("\nERROR ", "\nFAILED ").split("\n"):
         if line.startswith("<testcase "):
-            parts = [html.unescape(a or b) for a, b in CASE.findall(line)]
-            case = (".".join(parts).split() or [""])[0]
-        elif line in ("<failure", "<error"):
-            failed.add(case)
-        elif line.startswith(("FAILED ", "ERROR ")):
-            failed.add(line.partition(" ")[2])
-    return sorted(failed)
+            whole = ".".join(html.unescape(a or b) for a, b in CASE.findall(line))
+            cases.append(["PASSED", whole, (whole.split() or [""])[0]])
+        elif line.startswith("<") and cases:
+            cases[-1][0] = "XFAIL" if line.startswith("<skipped") else "FAILED"
+        else:
+            cases.append(line.split(" ", 1))
+    found = {}  # type: Dict[str, Set[str]]
+    for word, *names in cases:
+        for name in names:
+            found.setdefault(short_name(name.strip()), set()).add(word)
+    return found
 
 
-def _dotted(test: str) -> str:
-    """A pytest id as its junit class and name: a/b.py::C::t[x] is a.b.C.t[x]."""
-    path, bracket, parameter = test.partition("[")
-    path = path.replace(".py::", "::", 1).replace("::", ".").replace("/", ".")
-    return path + bracket + parameter
+def _in_record(whole: str, test: str, record: Dict[str, Set[str]]) -> Set[str]:
+    """The statuses of a test in a record, by its id or as pytest's junit file names it.
+
+    That is a.b.C.t[x] for a/b.py::C::t[x], or without `a.` where pytest's own root is that folder.
+    """
+    for name in (short_name(whole), short_name(test)):
+        path, bracket, parameter = name.partition("[")
+        parts = path.replace(".py::", "::", 1).replace("::", ".").replace("/", ".").split(".")
+        dotted = [".".join(parts[n:]) + bracket + parameter for n in range(len(parts) - 1)]
+        for known in [name] + dotted:
+            if known in record:
+                return record[known]
+    return set()
 
 
-def _split(tests, status, failed, credit, neither):
-    # type: (List[str], Dict[str, str], List[str], Any, Any) -> Dict[str, List[str]]
-    bad = set(failed)
-    success, failure = [], []  # type: List[str], List[str]
-    for test in tests:
-        word = status.get(test)
-        if word in credit and not (bad and (test in bad or _dotted(test) in bad)):
-            success.append(test)
-        elif word not in neither:
-            failure.append(test)
-    return {"success": success, "failure": failure}
+def _split(tests, status, credit, neither):
+    # type: (List[str], Dict[str, str], Any, Any) -> Dict[str, List[str]]
+    words = [(test, status.get(test)) for test in tests]
+    failure = [test for test, word in words if word not in credit + neither]
+    return {"success": [test for test, word in words if word in credit], "failure": failure}
 
 
-def _heed_canary(canary: str, status: Dict[str, str], report: Dict[str, Any]) -> None:
-    """Passes are forged where a test that must fail passes too, or either canary was not run."""
-    passes = {status[test] for test in status if "test_{}_passes".format(canary) in test}
-    fails = {status[test] for test in status if "test_{}_fails".format(canary) in test}
-    if passes == {"PASSED"} and fails and fails <= {"FAILED", "ERROR"}:
-        return
-    report["resolved"], report["tamper"] = False, True
-    report["reason"] = "a test that must fail passes" if "PASSED" in fails else "no canary result"
+def _forged(canaries: List[str], status: Dict[str, str], missing: List[str]) -> str:
+    """Why nothing of it is believed; "" if it is.
+
+    Of the canaries the first one must pass, and each of the others must fail.
+    """
+    for canary in canaries:
+        name = re.compile(r"(?<!\w)" + re.escape(canary) + r"(?!\w)")
+        words = {status[test] for test in status if name.search(test)}
+        if canary == canaries[0]:
+            right = words == {"PASSED"}
+        elif "PASSED" in words:
+            return "a test that must fail passes"
+        else:
+            right = bool(words) and words <= {"FAILED", "ERROR"}
+        if not right:
+            return "no canary result"
+    text = "{} tests that passed are not so in the runner's own result file"
+    return text.format(len(missing)) if missing else ""
 
 
 def main(argv: Optional[List[str]] = None) -> int:

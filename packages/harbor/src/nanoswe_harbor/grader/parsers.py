@@ -68,7 +68,7 @@ def parse_pytest_progress(text: str) -> Dict[str, str]:
 
 def parse_matplotlib(text: str) -> Dict[str, str]:
     """As parse_pytest; an enum member in an id is its number, whatever the Python."""
-    return parse_pytest(text.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
+    return parse_pytest(_numbered(text))
 
 
 def parse_seaborn(text: str) -> Dict[str, str]:
@@ -153,6 +153,15 @@ def _words(line: str) -> List[str]:
     if words[1:2] == ["-"] and line.startswith("FAILED"):
         words[1:] = words[2].split(None, 1) if len(words) > 2 else []
     return words
+
+
+def _numbered(text: str) -> str:
+    return text.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3")
+
+
+def short_name(name: str) -> str:
+    """An id as those parsers leave it that change more than where it ends."""
+    return _short_option(_numbered(name))
 
 
 def _short_option(name: str) -> str:
