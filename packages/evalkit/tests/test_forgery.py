@@ -25,6 +25,12 @@ FAST = {
     *("prints-passes-and-exits", "forged-markers", "patches-the-result-class", "patches-pytest"),
     *("root-conftest", "shadow-unittest", "edits-the-test", "plants-the-new-test", "fork-bomb"),
     *("git-hooks-and-filters", "history", "kills-its-sandbox", "pyproject", "runner-script"),
+    *(
+        "prints-every-result",
+        "rewrites-the-script",
+        "setup-kills-the-script",
+        "skips-what-it-broke",
+    ),
 }
 PLUGIN = """import pytest
 @pytest.hookimpl(hookwrapper=True)
@@ -131,4 +137,5 @@ def test_honest_work_is_paid(
 
 def test_there_are_at_least_forty() -> None:
     names = [attack["name"] for attack in TABLE["attacks"]]
-    assert len(set(names)) == len(names) >= 40 and set(names) >= FAST
+    assert len(set(names)) == len(names) >= 40
+    assert {*names, *(fix["name"] for fix in TABLE["honest"])} >= FAST

@@ -209,12 +209,13 @@ def test_touching_the_tests_without_effect_costs_nothing(
 
 
 BLIND = "import unittest; unittest.TestCase.assertEqual = lambda *a: None"
+TO_INTS = BLIND.replace("*a: None", "self, a, b: type(a) is list and self.assertListEqual(a, b)")
 
 
 @pytest.mark.parametrize(
     ("path", "text", "fixed", "raw"),
     [
-        ("tests/__init__.py", BLIND, False, "resolved"),
+        ("tests/__init__.py", TO_INTS, False, "resolved"),
         ("tests/__init__.py", "1/0", True, "unresolved"),
         ("argparse/__init__.py", "1/0", True, "resolved"),  # it is loaded before
         ("tests/conftest.py", "1/0", True, "resolved"),  # unittest does not read it
@@ -255,9 +256,19 @@ git config diff.external 'echo forged'; git config core.hooksPath /testbed; touc
     assert trial.outcome is Outcome.RESOLVED and "evil" not in trial.patch
 
 
-def test_no_repository_left_is_a_rejected_patch(sandboxes: SandboxFactory, task: Task) -> None:
+def test_without_its_repository_the_work_is_not_lost(sandboxes: SandboxFactory, task: Task) -> None:
     trial = _trial(sandboxes, task, BashAgent("rm -rf .git"))
+    assert trial.outcome is Outcome.NO_PATCH
+    trial = _trial(sandboxes, task, BashAgent(f"{_fix(task)}; rm -rf .git; echo > .git"))
+    assert trial.outcome is Outcome.RESOLVED and trial.patch.count("diff --git") == 1
+
+
+def test_too_large_a_patch_is_rejected(sandboxes: SandboxFactory, task: Task) -> None:
+    trial = _trial(
+        sandboxes, task, BashAgent("for n in 1 2 3; do head -c 3000000 /dev/urandom > $n; done")
+    )
     assert (trial.outcome, trial.reward) == (Outcome.PATCH_REJECTED, 0.0)
+    assert "larger than" in trial.error
 
 
 def test_any_bytes_survive_extraction_and_record(sandboxes: SandboxFactory, task: Task) -> None:

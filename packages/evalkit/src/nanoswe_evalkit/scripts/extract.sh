@@ -11,6 +11,9 @@ unset XDG_CONFIG_HOME
 mkdir -p "$GIT_DIR/objects/info" "$GIT_DIR/refs" && echo "ref: refs/heads/main" >"$GIT_DIR/HEAD"
 [ "${1:-}" != pack ] || git index-pack --stdin >/dev/null || exit 1
 git read-tree "$0" || exit 3
-git -c core.quotePath=false add -A --ignore-errors
+git add -A || {
+  mkdir "$GIT_DIR/info" && find . -mindepth 2 -name .git -prune | sed 's|^\.\(.*\)/\.git$|\1/|' >"$GIT_DIR/info/exclude"
+  git add -A
+} || exit 1
 git -c core.quotePath=false diff --cached --binary --no-renames --no-ext-diff --no-textconv --no-color \
   --src-prefix=a/ --dst-prefix=b/ -U3 --inter-hunk-context=0 "$0" || exit 3

@@ -2,8 +2,8 @@
 """The patch policy: `police(patch, test_files, gold_files) -> (kept patch, dropped paths)`.
 
 In: a git diff without renames. Out: the diff without test files and test infrastructure, which so
-stay as the base commit has them, unless the gold patch touches them: two runs of the tests say what
-that was worth. Refuses (ValueError) what `git diff` does not write: git apply could read more there.
+stay as the base commit has them, unless the gold patch touches them: two test runs say what it was
+worth. Refuses (ValueError) what `git diff` does not write: git apply could find more there.
 As a program, `policy.py PATCH KEPT`: exit code 0 nothing dropped, 1 something, 2 broken, 3 refused.
 """
 
