@@ -1,10 +1,11 @@
 """Nobody is paid for nothing: each attack scores 0, each honest fix 1, under three test frameworks.
 
-A few run in the fast tier, the others with `-m interop`; all of them in bwrap.
+A few run in the fast tier, the others with `-m interop`; all of them in bwrap, some in Docker too.
 """
 
 import asyncio
 import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,11 @@ FAST = {
         "skips-what-it-broke",
     ),
 }
+IN_DOCKER = (
+    *("forged-markers", "prints-every-result", "rewrites-the-script", "kills-everything"),
+    *("takes-the-nonce-from-memory", "other-prefixes", "skips-what-it-broke", "background-process"),
+    *("fix", "fix-and-commit", "fix-without-a-repository", "fix-with-a-broken-configuration"),
+)
 PLUGIN = """import pytest
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
@@ -87,10 +93,10 @@ def _script(attack: Attack, framework: str) -> str:
     return "".join(f"export {k}={shlex.quote(v)}\n" for k, v in values.items()) + run
 
 
-def _run(task: Task, framework: str, attack: Attack, work: Path) -> Trial:
+def _run(task: Task, framework: str, attack: Attack, work: Path, kind: str = "bwrap") -> Trial:
     limits = Limits(timeout_sec=15, memory_mb=512, processes=48, file_mb=32)
     mirror = task.path.parent.parent / "mirror"
-    sandboxes = SandboxFactory("bwrap", work, mirror, limits)
+    sandboxes = SandboxFactory(kind, work, mirror, limits)
     # Long enough for a machine that is busy, but for what never ends by itself.
     seconds = 20.0 if attack.get("hangs") else 240.0
     hurried = replace(task, verifier_timeout_sec=seconds, agent_timeout_sec=60.0)
@@ -133,6 +139,26 @@ def test_honest_work_is_paid(
     trial = _run(forgery[framework], framework, attack, tmp_path / "work")
     record_property("outcome", str(trial.outcome))
     assert trial.outcome is Outcome.RESOLVED, (trial.error, trial.report)
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """With what a test run needs; where git and Python are there already, nothing is fetched."""
+    tag, need = "nanoswe-test/forgery:local", "git python3"
+    text = f"FROM debian:bookworm-slim\nRUN command -v {need} || (apt-get update -qq && "
+    text += f"apt-get install -qq -y --no-install-recommends {need})\n"
+    build = ["docker", "build", "-q", "-t", tag, "-"]
+    subprocess.run(build, input=text, text=True, check=True, capture_output=True)
+    return tag
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", IN_DOCKER)
+def test_so_it_is_in_docker(forgery: Forgery, image: str, name: str, tmp_path: Path) -> None:
+    entries = {entry["name"]: entry for entry in TABLE["attacks"] + TABLE["honest"]}
+    task = replace(forgery["unittest"], docker_image=image)
+    trial = _run(task, "unittest", entries[name], tmp_path / "work", "docker")
+    assert trial.reward == float(name.startswith("fix")), (trial.outcome, trial.error, trial.report)
 
 
 def test_there_are_at_least_forty() -> None:
