@@ -1,18 +1,27 @@
 """image_plan.py: images, unique bytes and build minutes of all of Verified and all of SWE-Gym.
 
-In: the plans, and images.jsonl, which has what was measured here: layers by kind, seconds. Out: a
-table. What is not measured is estimated from it and marked so: an environment by its pins (the mean
-of those measured, and HEAVY for packages that are far from it), system packages by SYSTEM_MIB.
+In: the plans; images.jsonl, what each image built here has in its layers, and how long it took;
+unpacked.json (unpacked.py), what the store of those images holds and each pin there. Out: a table.
+What is not measured is estimated, and marked so, by one rule. A pin takes what it was measured to
+take: that very pin for this Python, or for another one; or the mean of that name's other versions;
+or HEAVY, or the mean of all measured pins that HEAVY does not name. Layers are a sum over images,
+each environment in full; a store has each CPython, Debian package and pin of a Python once, and the
+folders of each image. Debian's packages by apt (system.json, of system_sizes.py). Below the table:
+what the rule gives for the images unpacked here, beside what they take.
 """
 
 import json
 import re
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 
 from nanoswe_harbor.images import Target, plan
 
+HERE = Path(__file__).parent
 MIB = 2**20
-# Installed MiB of the wheels that decide, read off their releases of the years in question.
+# Installed MiB of wheels that decide and were not measured, off their releases of those years.
 HEAVY = {
     "pyqt5": 190, "pyqt5-qt5": 190, "pyarrow": 125, "llvmlite": 120, "scipy": 110, "botocore": 90,
     "numpy": 65, "pandas": 65, "rasterio": 60, "statsmodels": 45, "mypy": 45, "scikit-learn": 40,
@@ -20,47 +29,66 @@ HEAVY = {
     "netcdf4": 20, "fonttools": 20, "lxml": 18, "sphinx": 13, "pillow": 12, "h5py": 12,
     "cryptography": 11,
 }  # fmt: skip
-SYSTEM_MIB = {
-    "texlive": 1500, "openjdk-17-jdk": 480, "build-essential": 390, "ffmpeg": 440,
-    "imagemagick": 120, "cmake": 160, "graphviz": 60, "locales": 17, "pipx": 60,
-}  # fmt: skip
 # MiB of the repositories with all their history, of which every checkout is made (Verified's three
-# largest by the size of their fetch): an environment image has none.
+# largest by the size of their fetch, pull requests included): an environment image has none.
 MIRRORS = {"verified": 3458, "swegym": 2020}
 OTHERS = {
     "verified": "official 189 GiB, best public set 30 GiB",
     "swegym": "official not published",
 }
+UNKNOWN = ("",) * 60  # no pins yet: as many as a SWE-Gym environment has, shared with none
+Size = Callable[[str, str], float]  # of a pin, for a Python
 
 
 def main() -> None:
-    lines = (Path(__file__).parent / "images.jsonl").read_text().splitlines()
+    lines = (HERE / "images.jsonl").read_text().splitlines()
     measured = {(row["target"], row["pins"]): row for row in map(json.loads, lines)}
-    plain = [row for row in measured.values() if row["pins"]]
-    light_mib = sum(_light(row) for row in plain) / sum(row["pins"] for row in plain)
-    seconds = sum(row["seconds"] for row in plain) / len(plain)
-    python_mib = sum(row["bytes"]["python"] for row in plain) / len(plain) / MIB
-    base_mib = plain[0]["bytes"]["base"] / MIB
+    store = json.loads((HERE / "unpacked.json").read_text())
+    system = json.loads((HERE / "system.json").read_text())
+    size = sizes(store["pins"])
+    rows = [row for row in measured.values() if row["pins"]]
+    seconds = mean(row["seconds"] for row in rows)
     print(
         "| set | images | measured | layers GiB | unpacked GiB | repositories GiB | build minutes "
         "| others |\n|---|--:|--:|--:|--:|--:|--:|---|"
     )
     for source in ("verified", "swegym"):
         targets = plan(source)
-        pythons = {target.python for target in targets if target.python}
-        systems = {target.system for target in targets if target.system}
-        envs = [_env_mib(target, measured, light_mib) for target in targets]
-        total = base_mib + len(pythons) * python_mib + sum(envs)
-        total += sum(SYSTEM_MIB.get(name, 20) for names in systems for name in names)
-        known = [measured[_key(t)]["seconds"] for t in targets if _key(t) in measured]
-        minutes = (sum(known) + seconds * (len(targets) - len(known))) / 60
-        unpacked = base_mib + len(pythons) * python_mib + _files_mib(targets, light_mib)
-        row = [source, len(targets), len(known), f"~{total / 1024:.1f}", f"~{unpacked / 1024:.1f}"]
+        built = [target for target in targets if _key(target) in measured]
+        own = [measured[_key(target)] for target in built]
+        minutes = (sum(row["seconds"] for row in own) + seconds * (len(targets) - len(own))) / 60
+        layers = _layers_mib(targets, measured, system, size)
+        unpacked = _store_mib(targets, rows[0], store, system, size)
+        row = [source, len(targets), len(own), f"~{layers / 1024:.1f}", f"~{unpacked / 1024:.1f}"]
         row += [f"{MIRRORS[source] / 1024:.1f}", f"~{minutes:.0f}", OTHERS[source]]
         print("|", " | ".join(map(str, row)), "|")
-    print(
-        f"\nEstimated: {light_mib:.1f} MiB a pin (heavy packages apart), {seconds:.0f} s a build."
-    )
+    there = [t for t in plan("verified") if _key(t) in measured]
+    rule = _store_mib(there, rows[0], store, system, size)
+    print(f"\nThe {len(store['images'])} unpacked here take {store['bytes'] / MIB:.0f} MiB, by the")
+    print(f"rule {rule:.0f}. A build takes {seconds:.0f} s, a pin that is not heavy", end=" ")
+    print(f"{size('', '') / 1024:.1f} MiB.")
+
+
+def sizes(pins: dict[str, dict[str, int]]) -> Size:
+    """KiB of any pin for any Python, by what was measured."""
+    exact, by_name = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for found in pins.values():
+        for pin, kib in found.items():
+            exact[pin].append(kib)
+            by_name[pin.partition("==")[0]].append(kib)
+    light = mean(mean(kibs) for name, kibs in by_name.items() if name not in HEAVY)
+
+    def size(python: str, pin: str) -> float:
+        name, _, version = pin.partition("==")
+        name = re.sub("[-_.]+", "-", name).lower()
+        pin = f"{name}=={version}"
+        if pin in pins.get(python, {}):
+            return pins[python][pin]
+        if known := exact.get(pin) or by_name.get(name):
+            return mean(known)
+        return HEAVY[name] * 1024 if name in HEAVY else light
+
+    return size
 
 
 def _key(target: Target) -> tuple[str, int]:
@@ -68,33 +96,35 @@ def _key(target: Target) -> tuple[str, int]:
     return target.name.rpartition("-")[0], len(target.pins)
 
 
-def _light(row: dict) -> float:
-    """MiB of a measured environment without its heavy packages."""
-    (pins,) = {t.pins for t in plan(row["source"]) if _key(t) == (row["target"], row["pins"])}
-    return row["bytes"]["environment"] / MIB - sum(_heavy(pin) for pin in pins)
+def _layers_mib(targets: list[Target], measured: dict, system: dict, size: Size) -> float:
+    """Base; each set of system packages; a CPython upon each of them; each environment."""
+    some = next(iter(measured.values()))["bytes"]
+    pythons = {(target.python, target.system) for target in targets if target.python}
+    sets = {" ".join(names) for _, names in pythons if names}
+    total = some["base"] / MIB + len(pythons) * some["python"] / MIB
+    total += sum(sum(system[names].values()) for names in sets) / 1024
+    for target in targets:
+        if row := measured.get(_key(target)):
+            total += (row["bytes"]["environment"] + row["bytes"]["wheels"]) / MIB
+        else:
+            total += sum(size(target.python, pin) for pin in target.pins or UNKNOWN) / 1024 + 1
+    return total
 
 
-def _heavy(pin: str) -> int:
-    return HEAVY.get(re.sub("[-_.]+", "-", pin.split("==")[0]).lower(), 0)
+def _store_mib(targets: list[Target], row: dict, store: dict, system: dict, size: Size) -> float:
+    """Base; each CPython; each Debian package; each pin of a Python; folders and what is an
+    image's own."""
+    pythons = {target.python for target in targets if target.python}
+    total = (row["bytes"]["base"] + len(pythons) * row["bytes"]["python"]) / MIB
+    packages = {name: kib for t in targets if t.system for name, kib in system[_names(t)].items()}
+    total += sum(packages.values()) / 1024
+    total += sum(size(*key) for key in {(t.python, pin) for t in targets for pin in t.pins}) / 1024
+    total += sum(size("", pin) for t in targets if t.missing for pin in UNKNOWN) / 1024
+    return total + len(targets) * (store["folders"] / len(store["images"]) / MIB + 1)
 
 
-def _env_mib(target: Target, measured: dict, light_mib: float) -> float:
-    if row := measured.get(_key(target)):
-        return (row["bytes"]["environment"] + row["bytes"]["wheels"]) / MIB
-    pins = target.pins or ("",) * 60  # no pins yet: as many as a SWE-Gym environment has
-    heavies = [_heavy(pin) for pin in pins]
-    return sum(heavies) + heavies.count(0) * light_mib + 2
-
-
-def _files_mib(targets: list[Target], light_mib: float) -> float:
-    """What a store of `image unpack` holds besides base and CPythons: each Debian package once, and
-    each pin once a Python; its files are equal in all images (docker/env/install)."""
-    systems = {name for target in targets for name in target.system}
-    unknown = ("",) * 60  # no pins yet: as many as a SWE-Gym environment has, shared with none
-    pins = {(t.python, pin) for t in targets for pin in t.pins}
-    sizes = [_heavy(pin) or light_mib for _, pin in pins]
-    sizes += [_heavy(pin) or light_mib for t in targets if t.missing for pin in unknown]
-    return sum(sizes) + sum(SYSTEM_MIB.get(name, 20) for name in systems) + 2 * len(targets)
+def _names(target: Target) -> str:
+    return " ".join(target.system)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,9 @@ def check_env(image: str) -> None:
     assert (
         inside(image, "env | grep ^PIP_NO_INDEX; ls -d /opt/wheels").split("\n")[1] == "/opt/wheels"
     )
+    # a link to the python finds the same packages, as under `tox --current-env`
+    linked = "ln -s $(command -v python) /tmp/linked; /tmp/linked -m pip --version"
+    assert inside(image, linked) == inside(image, "python -m pip --version")
     # a package's own build, as an official evaluation script asks for it, as any user
     made = 'mkdir /tmp/p; cd /tmp/p; echo \'from setuptools import setup; setup(name="zzz", '
     made += 'version="1", py_modules=["zzz"])\' > setup.py; echo \'x = 7\' > zzz.py; '

@@ -144,7 +144,7 @@ def _locked(spec: EnvSpec, digest: str) -> EnvSpec:
     lines = "; ".join(line for user in users for line in user.pre_install)
     named = {w for w in " ".join(INSTALLED.findall(lines)).split() if not w.startswith("-")}
     found = {
-        "lock": tuple(locks["locks"].get(digest, ())),
+        "lock": (*locks["locks"].get(digest, ()), *images["added"].get(digest, ())),
         "build": tuple(images["builds"].get(digest, ())),
         "system": tuple(sorted(named | set(images["system"].get(spec.repo, ())))),
     }
