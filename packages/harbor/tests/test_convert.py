@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nanoswe_harbor.convert import ConvertError, convert, convert_nano
+from nanoswe_harbor.convert import ConvertError, convert, convert_nano, task_files
 from nanoswe_harbor.envspec import SpecError, find_spec
+from nanoswe_harbor.grader.grade import grade
 from nanoswe_harbor.instance import Instance
 from nanoswe_harbor.promises import format_faults
 from nanoswe_harbor.sources import read_rows
@@ -65,6 +67,40 @@ def test_the_commands_of_real_rows(excerpt: dict[str, Path]) -> None:
         text = (excerpt[owner] / "tests/run_eval.sh").read_text()
         assert f'\necho ">>>>> Start Test Output $nonce"\n{command}' in text
         assert "\nsource /opt/miniconda3/bin/activate testbed\n" in text
+
+
+OWN_SCRIPT = """#!/bin/bash
+set -uxo pipefail
+: '>>>>> Start Test Output'
+echo PASSED t.py::a
+echo 'echo PASSED t.py::b' | tee -a "$TESTS/eval_script.sh" > "$TESTS/run_eval.sh"
+grep -c . "$TESTS/nonce" /dev/fd/63
+false
+: '>>>>> End Test Output'
+true
+"""
+
+
+def test_a_rows_own_script_is_read_whole_before_it_runs(tmp_path: Path) -> None:
+    """So is ours: what the tests write into either changes nothing."""
+    patch = "diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
+    own = {"image": "x/y:1", "log_parser": "parse_log_pytest", "eval_script": OWN_SCRIPT}
+    row = Instance(
+        instance_id="a__b-1", repo="a/b", base_commit="0" * 40, patch=patch, test_patch=patch,
+        problem_statement="x", fail_to_pass=("t.py::a",), pass_to_pass=("t.py::b",), **own
+    )  # fmt: skip
+    for name, content in task_files(row, "").items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    tests = tmp_path / "tests"
+    (tests / "nonce").write_text("n1")
+    argv, env = ["bash", str(tests / "run_eval.sh")], {**os.environ, "TESTS": str(tests)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    expected = json.loads((tests / "expected.json").read_text())
+    report = grade(done.stdout, expected, done.returncode, "n1")
+    assert (done.returncode, report["exit_code"]) == (1, 1), done.stdout
+    assert report["status"] == {"t.py::a": "PASSED"} and not report["infra"]
+    assert "echo PASSED t.py::b" in (tests / "run_eval.sh").read_text()
 
 
 @pytest.fixture
