@@ -193,7 +193,7 @@ def test_ctrl_c_leaves_no_process_and_a_run_that_resumes(
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert said.splitlines()[-1] == "interrupted; run the same command again to resume"
+    assert said.splitlines()[-1] == "interrupted: run the same command again to resume"
     assert "Traceback" not in said
     with pytest.raises(ProcessLookupError):
         os.killpg(child.pid, 0)

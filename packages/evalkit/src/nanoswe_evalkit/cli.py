@@ -21,7 +21,6 @@ from rich.logging import RichHandler
 from nanoswe_evalkit import __version__
 from nanoswe_evalkit.outcome import EvalkitError
 from nanoswe_evalkit.recipe import EvalRecipe, Recipe, find_recipe, load_recipe, make_recipe
-from nanoswe_harbor.instance import HarborError
 
 as_json = click.option("--json", "as_json", is_flag=True, help="print JSON")
 run_folder = click.Path(path_type=Path)
@@ -137,16 +136,16 @@ def _summary_lines(summary: dict[str, Any]) -> list[str]:
     return [*lines, f"headline: {summary['headline'] or summary['no_headline']}"]
 
 
-def main() -> None:
-    """Errors end here, as one line and an exit code."""
+def main(group: click.Group = cli) -> None:
+    """Errors end here, as one line and an exit code; those of the trainer's commands too."""
     handler = RichHandler(console=Console(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     try:
-        cli(standalone_mode=False)
+        group(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):
         click.echo("interrupted: run the same command again to resume", err=True)
         sys.exit(130)
     except Exception as error:
@@ -161,7 +160,8 @@ def _root(error: BaseException) -> BaseException | None:
     """The error we know how to say in one line; a task group wraps it."""
     if isinstance(error, BaseExceptionGroup):
         return _root(error.exceptions[0])
-    return error if isinstance(error, EvalkitError | HarborError | OSError) else None
+    ours = type(error).__module__.startswith("nanoswe_")
+    return error if ours or isinstance(error, OSError) else None
 
 
 if __name__ == "__main__":

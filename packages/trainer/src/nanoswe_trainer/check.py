@@ -27,7 +27,8 @@ def memory(recipe: TrainRecipe, decoder: Decoder) -> tuple[float, float]:
     learned = sum(p.numel() for p in decoder.parameters() if p.requires_grad)
     frozen = parameters if recipe.train.kl else 0
     if recipe.train.teacher:
-        frozen = _parameters(recipe.train.teacher)
+        with torch.device("meta"):
+            frozen = sum(p.numel() for p in Decoder(read_config(recipe.train.teacher)).parameters())
     lasting = 4 * (parameters + frozen) + 12 * learned
     width = 2 if cluster.bf16 else 4
     heads = config.num_attention_heads + 2 * config.num_key_value_heads
@@ -39,11 +40,6 @@ def memory(recipe: TrainRecipe, decoder: Decoder) -> tuple[float, float]:
     gathered = width * (parameters / layers + root) * (cluster.ranks > 1)
     passing = kept * cluster.max_tokens * width + 3 * 4 * CHUNK_LOGITS + gathered
     return lasting / cluster.ranks, passing
-
-
-def _parameters(folder: Path) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in Decoder(read_config(folder)).parameters())
 
 
 def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
@@ -74,17 +70,12 @@ def check(recipe: TrainRecipe) -> tuple[list[str], list[str]]:
         facts.append(f"{billions:.2f} B parameters; a rank needs {text}")
         room = torch.cuda.mem_get_info()[1] if gpus else 0.0
         if served_here and gpus == 1:  # they share it
-            room *= 1 - _share(cluster.vllm_options)
+            flag, options = "--gpu-memory-utilization", cluster.vllm_options
+            room *= 1 - (float(options[options.index(flag) + 1]) if flag in options[:-1] else 0.9)
         if room and lasting + passing > room:
             advice = "cluster.recompute, a smaller cluster.max_tokens, more ranks, or cluster.lora"
             missing.append(f"memory: a GPU has {room / GIB:.0f} GiB; {advice}")
     return facts, missing
-
-
-def _share(options: tuple[str, ...]) -> float:
-    """Of a GPU's memory, what vLLM takes."""
-    flag = "--gpu-memory-utilization"
-    return float(options[options.index(flag) + 1]) if flag in options[:-1] else 0.9
 
 
 def _files(recipe: TrainRecipe, facts: list[str]) -> Iterator[str]:

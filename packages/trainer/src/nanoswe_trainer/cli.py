@@ -31,20 +31,6 @@ def _load(name: str, overrides: tuple[str, ...], folder: str = "train") -> Any:
     return load_recipe(find_recipe(name, folder), overrides, TrainRecipe)
 
 
-async def _sandbox_kind(recipe: Any, work: Path, fall_back: bool, view: Any) -> str:
-    from nanoswe_evalkit.sandboxes import pick
-    from nanoswe_evalkit.sandboxes.base import SandboxError
-
-    try:
-        return await pick(recipe.sandbox.kind, work)
-    except SandboxError as error:
-        if not fall_back:
-            raise
-        view.note(f"WARNING: {error}")
-        view.note("WARNING: `allowlist` instead: a few programs on a copy, and NO isolation.")
-        return "allowlist"
-
-
 @cli.command()
 @click.argument("recipe")
 @click.argument("overrides", nargs=-1)
@@ -52,14 +38,13 @@ async def _sandbox_kind(recipe: Any, work: Path, fall_back: bool, view: Any) -> 
 @FALLBACK
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def run(
-    recipe: str,
-    overrides: tuple[str, ...],
-    runs: Path,
-    allowlist_fallback: bool,
+    recipe: str, overrides: tuple[str, ...], runs: Path, allowlist_fallback: bool,
     as_json: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run RECIPE (a name below recipes/train, or a path); run it again to resume."""
     from nanoswe_evalkit.report import write_report
+    from nanoswe_evalkit.sandboxes import pick
+    from nanoswe_evalkit.sandboxes.base import SandboxError
     from nanoswe_harbor.task import load_tasks
     from nanoswe_trainer.loop import train
     from nanoswe_trainer.view import View
@@ -72,8 +57,14 @@ def run(
 
     async def main(view: Any) -> Any:
         kind = "none"
-        if loaded.has_trials:
-            kind = await _sandbox_kind(loaded, folder / "work", allowlist_fallback, view)
+        try:
+            if loaded.has_trials:
+                kind = await pick(loaded.sandbox.kind, folder / "work")
+        except SandboxError as error:
+            if not allowlist_fallback:
+                raise
+            kind, instead = "allowlist", "a few programs on a copy, and NO isolation."
+            view.note(f"WARNING: {error}\nWARNING: `allowlist` instead: {instead}")
         return await train(loaded, folder, kind, view)
 
     with View() as view:
@@ -162,33 +153,14 @@ def _print_summary(summary: Any, report: Path) -> None:
 
 def main() -> None:
     """The console script: every expected error is one line."""
+    from nanoswe_evalkit.cli import main as evalkit
+
     try:
-        cli(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):
-        click.echo("interrupted; run the same command again to resume", err=True)
-        sys.exit(130)
+        evalkit(cli)
     except ImportError as error:
         missing = f"{error.name} is not installed: pip install 'nanoswe-trainer[cpu]'"
         click.echo(f"error: {missing}", err=True)
         sys.exit(2)
-    except Exception as error:
-        if not (known := _root(error)):
-            raise
-        click.echo(f"error: {known}", err=True)
-        sys.exit(2)
-
-
-def _root(error: BaseException) -> BaseException | None:
-    """Errors that name themselves: ours by class, and the operating system's (a full disk)."""
-    if isinstance(error, BaseExceptionGroup):
-        return _root(error.exceptions[0]) if len(error.exceptions) == 1 else None
-    ours = type(error).__module__.startswith("nanoswe_")
-    return error if ours or isinstance(error, OSError) else None
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from nanoswe_evalkit.outcome import EvalkitError
+from nanoswe_evalkit.passk import counts_of, paired_difference
 from nanoswe_evalkit.recipe import dump_recipe
 from nanoswe_evalkit.runner import read_trials
 from nanoswe_evalkit.tracker import Tracker
@@ -34,7 +35,7 @@ from nanoswe_trainer.engine.local import LocalEngine
 from nanoswe_trainer.engine.vllm import serve_vllm
 from nanoswe_trainer.loop_rl import Step, TrainedEngine, train_rl
 from nanoswe_trainer.loop_sft import show_masks, train_sft
-from nanoswe_trainer.metrics import alarms, eval_metrics, gain
+from nanoswe_trainer.metrics import alarms, eval_metrics
 from nanoswe_trainer.recipe import TrainRecipe, digest
 from nanoswe_trainer.rollout import Rollouts, append_records, keep_finished, open_rollouts
 from nanoswe_trainer.view import View
@@ -246,11 +247,12 @@ async def trial_stages(run: Run) -> Summary:
             await rl_stage(run, engine, rollouts)
             after = await eval_stage(run, "eval_after", recipe.train.steps, rollouts)
     attempts = {"sampled": recipe.eval.attempts, "greedy": 1}
-    return Summary(
-        before={k: eval_metrics(before[k], n) for k, n in attempts.items()},
-        after={k: eval_metrics(after[k], n) for k, n in attempts.items()},
-        gains={k: gain(before[k], after[k], recipe.seed) for k in attempts if recipe.train.steps},
-    )
+    gains = {}
+    for kind in attempts if recipe.train.steps else ():
+        gain = paired_difference(counts_of(before[kind]), counts_of(after[kind]), recipe.seed)
+        gains[kind] = gain.value, gain.low, gain.high
+    first, last = ({k: eval_metrics(e[k], n) for k, n in attempts.items()} for e in (before, after))
+    return Summary(first, last, gains)
 
 
 async def train(recipe: TrainRecipe, folder: Path, sandbox_kind: str, view: View) -> Summary | None:

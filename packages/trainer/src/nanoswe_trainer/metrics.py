@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nanoswe_evalkit.passk import avg_at_k, counts_of, paired_difference, pass_estimate
+from nanoswe_evalkit.passk import avg_at_k, counts_of, pass_estimate
 from nanoswe_evalkit.trial import Trial
 from nanoswe_proxy.trajectory import Trajectory
 from nanoswe_trainer.data import GroupBatch
@@ -71,9 +71,3 @@ def eval_metrics(trials: Sequence[Trial], attempts: int) -> dict[str, Any]:
         "k": attempts, "tasks": average.tasks,
         "trials_without_reward": sum(t.reward is None for t in trials),
     }  # fmt: skip
-
-
-def gain(before: Sequence[Trial], after: Sequence[Trial], seed: int) -> tuple[float, float, float]:
-    """The paired difference of avg@k over the same tasks: value, low, high (95 %)."""
-    difference = paired_difference(counts_of(before), counts_of(after), seed)
-    return difference.value, difference.low, difference.high

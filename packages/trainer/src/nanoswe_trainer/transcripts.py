@@ -52,7 +52,8 @@ def examples(path: Path, renderer: Renderer) -> Iterator[Example]:
                 continue
             messages, tools = conversation(record)
             parts = tuple(renderer.render_messages(messages, tools))
-            yield Example(name, parts, _reward(record))
+            told = record.get("reward", record.get("resolved"))
+            yield Example(name, parts, float(told) if isinstance(told, int | float) else None)
         except (ProxyError, TypeError, AttributeError, LookupError, ValueError) as error:
             yield Example(name, refused=" ".join(str(error).split()) or type(error).__name__)
 
@@ -79,11 +80,6 @@ def _sealed(
         if max(sample.tokens) >= renderer.codec.full.get_vocab_size():
             raise TranscriptError("its tokens are of another tokenizer")
         yield Example(name, (Encoded(sample.tokens, sample.provenance),), reward)
-
-
-def _reward(record: dict) -> float | None:
-    told = record.get("reward", record.get("resolved"))
-    return float(told) if isinstance(told, bool | int | float) else None
 
 
 def conversation(record: Any) -> tuple[list[dict], list[dict] | None]:

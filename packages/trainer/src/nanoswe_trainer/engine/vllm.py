@@ -82,7 +82,11 @@ class VllmEngine(CopiedEngine):
         url, port = f"http://{address}", address.rpartition(":")[2]
         # a copy, in a folder of nothing else: beside this file `vllm` would be this module
         shutil.copy(Path(__file__).with_name("vllm_worker.py"), self.folder)
-        env = os.environ | ENV | _free_gpus(self.worker) | {"PYTHONPATH": str(self.folder)}
+        env = os.environ | ENV | {"PYTHONPATH": str(self.folder)}
+        counted = ",".join(map(str, range(torch.cuda.device_count())))
+        # the GPUs after the ranks'; where there are none the server shares with them
+        left = env.get("CUDA_VISIBLE_DEVICES", counted).split(",")[self.worker.ranks :]
+        env |= {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
         with log.open("ab") as file:
             self._process = await asyncio.create_subprocess_exec(
                 *self.command, "--model", str(path), "--port", port, env=env,
@@ -143,14 +147,6 @@ class VllmEngine(CopiedEngine):
             answer = await client.post("/collective_rpc", json=body)
         if answer.is_error:
             raise EngineError(f"vLLM did not take {path}: {answer.status_code} {answer.text[:300]}")
-
-
-def _free_gpus(worker: Worker) -> dict[str, str]:
-    """Those after the ranks'; where there are none the server shares with them."""
-    counted = map(str, range(torch.cuda.device_count()))
-    every = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(counted))
-    left = every.split(",")[worker.ranks :]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(left)} if left else {}
 
 
 @asynccontextmanager
