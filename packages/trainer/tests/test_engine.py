@@ -102,13 +102,21 @@ def score(decoder: Decoder, row: Row, token: int) -> float:
         ].item()
 
 
+@pytest.mark.parametrize("steady", [True, False])
 def test_output_does_not_depend_on_company_or_arrival(
-    small: Decoder, compute: ThreadPoolExecutor
+    small: Decoder, compute: ThreadPoolExecutor, steady: bool
 ) -> None:
+    """Also as it works where a machine's numbers change with what is computed beside them."""
     lengths = [3, 20, 31, 32, 33, 40, 50, 64, 65, 12, 9]
 
-    async def crowd(order: list[int]) -> dict[int, list[Sampled]]:
+    def new_engine() -> LocalEngine:
         engine = engine_of(small, compute)
+        if not steady:
+            engine._cache.steady, engine._cache.span = False, engine._cache.room
+        return engine
+
+    async def crowd(order: list[int]) -> dict[int, list[Sampled]]:
+        engine = new_engine()
 
         async def one(delay: int, n: int) -> tuple[int, list[Sampled]]:
             await asyncio.sleep(0.003 * delay)
@@ -117,12 +125,41 @@ def test_output_does_not_depend_on_company_or_arrival(
         return dict(await asyncio.gather(*(one(i, n) for i, n in enumerate(order))))
 
     async def alone() -> dict[int, list[Sampled]]:
-        return {n: (await two_turns(engine_of(small, compute), f"s{n}", n))[1] for n in lengths}
+        return {n: (await two_turns(new_engine(), f"s{n}", n))[1] for n in lengths}
 
     want = asyncio.run(alone())
     shuffled = random.Random(0).sample(lengths, len(lengths))
     assert asyncio.run(crowd(lengths)) == want
     assert asyncio.run(crowd(shuffled)) == want
+
+
+def test_attempts_at_a_task_prefill_its_prompt_once(
+    small: Decoder, compute: ThreadPoolExecutor
+) -> None:
+    """And sample what each would have alone; so does one whose prompt parts from theirs."""
+    ids, other = prompt(7, 75), [*prompt(7, 50), *prompt(8, 20)]
+    asked = {f"a{i}": ids for i in range(6)} | {"b": other}
+
+    async def main() -> None:
+        engine, computed = engine_of(small, compute), []
+        forward = engine._cache.forward
+
+        def counted(pieces: list, ready: int) -> torch.Tensor:
+            computed.extend(len(piece[2]) for piece in pieces[ready:])
+            return forward(pieces, ready)
+
+        engine._cache.forward = counted  # type: ignore[method-assign]
+        together = await asyncio.gather(*(turn(engine, name, row) for name, row in asked.items()))
+        # 32 tokens are everybody's; 42 more are the six's, 37 more are the other's
+        assert sum(computed) == 32 + 42 + 37
+        for (name, row), drawn in zip(asked.items(), together, strict=True):
+            assert await turn(engine_of(small, compute), name, row) == drawn
+        await engine.release("a0")
+        late = await turn(engine, "a6", ids)
+        assert sum(computed) == 32 + 42 + 37
+        assert late == await turn(engine_of(small, compute), "a6", ids)
+
+    asyncio.run(main())
 
 
 def test_kept_prefix_equals_a_fresh_prefill(small: Decoder, compute: ThreadPoolExecutor) -> None:
