@@ -5,6 +5,8 @@ Each side runs in a process of its own, in turns; medians over steps and turns.
 
     python benchmarks/trainer/b1_update.py --out benchmarks/trainer/b1.json    (needs trl==1.16.0)
     python benchmarks/trainer/b1_update.py --alone --out benchmarks/trainer/b2.json    (ours only)
+
+B3 (`b3_skew.py`) asks for it at several skews.
 """
 
 import argparse
@@ -37,10 +39,14 @@ MICRO = 1024  # tokens of our micro-batches: a core's cache holds the activation
 
 
 def sequences(skew: float) -> list[tuple[list[int], list[int], float]]:
-    """(prompt, completion, reward): lognormal lengths, of the skew asked, 230 on average."""
+    """(prompt, completion, reward), 230 tokens on average: lognormal lengths, or, with a skew, on
+    a curve whose longest is so many times the average.
+    """
     rng, out = random.Random(1), []
     for i in range(ROWS):
-        n = int(min(1024, max(12, 230 * rng.lognormvariate(-(skew**2) / 2, skew))))
+        n = int(min(1024, max(12, 230 * rng.lognormvariate(-0.5, 1.0))))
+        if skew:
+            n = max(12, round(230 * skew * ((i * 13 % ROWS + 1) / ROWS) ** (skew - 1)))
         ids = [rng.randrange(3, CONFIG.vocab_size) for _ in range(n)]
         out.append((ids[: n // 3], ids[n // 3 :], float((i * 7) % 3 == 0)))
     return out
@@ -132,7 +138,7 @@ def trl(folder: Path, steps: int, skew: float, micro: int) -> tuple[list[float],
         args=GRPOConfig(
             output_dir=str(folder / "trl"), per_device_train_batch_size=micro, use_cpu=True,
             gradient_accumulation_steps=ROWS // micro, num_generations=GROUP, max_steps=steps,
-            max_completion_length=1024, beta=0.0, loss_type="dapo", epsilon_high=0.28, bf16=False,
+            max_completion_length=2048, beta=0.0, loss_type="dapo", epsilon_high=0.28, bf16=False,
             report_to="none", save_strategy="no", logging_steps=1000, learning_rate=1e-6,
             gradient_checkpointing=False, disable_tqdm=True,
         ),
@@ -147,9 +153,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=4, help="the first warms up")
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--skew", type=float, default=1.0)
+    parser.add_argument("--skew", type=float, default=0.0, help="the longest over the average")
+    parser.add_argument("--sides", nargs="+", default=["ours", "trl4", "trl8"])
+    parser.add_argument("--alone", dest="sides", action="store_const", const=["ours"],
+                        help="without the peer")  # fmt: skip
     parser.add_argument("--side", choices=["ours", "trl4", "trl8"])
-    parser.add_argument("--alone", action="store_true", help="without the peer")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -167,8 +175,7 @@ def main() -> None:
                 if parameter.ndim == 2:
                     parameter.normal_(std=0.02)
         save_decoder(decoder, folder)
-        sides = ["ours"] if options.alone else ["ours", "trl4", "trl8"]
-        found: dict[str, list[float]] = {side: [] for side in sides}
+        found: dict[str, list[float]] = {side: [] for side in options.sides}
         rates: list[float] = []
         for _ in range(options.turns):
             for side, times in found.items():

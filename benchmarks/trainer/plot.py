@@ -50,13 +50,30 @@ def b4(found: list[dict]) -> None:
     save(figure, "b4")
 
 
-def b6(found: dict) -> None:
+def b3(found: dict) -> None:
+    values = {f"longest / average {row['skew']:g}": row["ratio"] for row in found["skews"]}
+    bars("b3", "B3: TRL's CPU seconds over nano-swe's, by skew of lengths", values, "longest")
+
+
+def sampled(name: str, title: str, found: dict) -> None:
     rates = found["tokens_per_cpu_sec"]
-    title = (
-        f"B6: tokens sampled a CPU second, ragged six-turn conversations ({found['ratio']} times)"
-    )
     names = {"ours": "nano-swe's engine", "transformers": "transformers.generate, turn by turn"}
-    bars("b6", title, {names[side]: rate for side, rate in rates.items()}, "nano-swe")
+    title = f"{name.upper()}: tokens sampled a CPU second, {title} ({found['ratio']} times)"
+    bars(name, title, {names[side]: rate for side, rate in rates.items()}, "nano-swe")
+
+
+def b5(found: dict) -> None:
+    sampled("b5", "32 replies of one length", found)
+
+
+def b6(found: dict) -> None:
+    sampled("b6", "ragged six-turn conversations", found)
+
+
+def b7(found: dict) -> None:
+    title = f"B7: CPU seconds to a reward of .9 on a toy task ({found['ratio']} times)"
+    names = {"ours": "nano-swe", "trl": "TRL"}
+    bars("b7", title, {names[side]: sec for side, sec in found["cpu_sec"].items()}, "nano-swe")
 
 
 def b8(found: list[dict]) -> None:
@@ -71,7 +88,7 @@ def b8(found: list[dict]) -> None:
     bars("b8", "B8: steps an hour, pipeline of four, lognormal latencies", order, "deadline")
 
 
-for draw in (b1, b4, b6, b8):
+for draw in (b1, b3, b4, b5, b6, b7, b8):
     result = HERE / f"{draw.__name__}.json"
     if result.exists():
         draw(json.loads(result.read_text()))
