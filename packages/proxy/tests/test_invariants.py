@@ -5,6 +5,7 @@ interleaving (10), interruption (13), linear work (16), one BOS and legal turns 
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from nanoswe_proxy.dialects import chat
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
 from nanoswe_proxy.exchange import follow
 from nanoswe_proxy.log import read
-from nanoswe_proxy.proxy import Proxy
+from nanoswe_proxy.proxy import SHORT_TAIL, Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.state import replay
 
@@ -125,6 +126,52 @@ def test_work_and_bytes_are_of_what_is_new(renderers, family_folders, name, tmp_
         assert len(set(encoded[2:])) == 1
         grown = [b - a for a, b in itertools.pairwise(sizes)][2:]
         assert max(grown) - min(grown) < 20  # the digits of positions
+
+    asyncio.run(main())
+
+
+def test_only_a_short_tail_is_encoded_on_the_loop(folders, monkeypatch):
+    """Whatever may take long is encoded in a thread: a history from nothing, a long observation, a
+    tail after a long reply or with a reply in it. The rest would only lose time on the way there.
+    """
+    renderer = Renderer(folders["bpe"])
+    said = {"ids": "left"}
+    engine = ScriptedEngine(folders["bpe"], lambda *_: Script(said["ids"], close=True))
+    proxy, where = Proxy(engine, renderer, max_tokens=4000), []
+    for name in ("root", "tail"):
+
+        def noting(*given, how=getattr(renderer, name), name=name):
+            on_loop = threading.current_thread() is threading.main_thread()
+            where.append((name, "loop" if on_loop else "thread"))
+            return how(*given)
+
+        monkeypatch.setattr(renderer, name, noting)
+
+    async def main():
+        cap, wired = proxy.open("t.0"), [dict(m) for m in USER]
+
+        async def turn(*then):
+            raw = wire.json.dumps({"messages": [*wired, *then]}).encode()
+            exchange = await proxy.call(cap, raw, chat.parse(raw))
+            await exchange.task
+            node = exchange.calls[0].node
+            wired[:] = [*wired, *then, {"role": "assistant", "content": node.view["content"]}]
+            return len(node.ids)
+
+        sampled = await turn()
+        assert where == [("root", "thread")]
+        most = SHORT_TAIL - sampled - 1
+        sampled = await turn({"role": "user", "content": "x" * most})
+        await turn({"role": "user", "content": "x" * (SHORT_TAIL - sampled)})
+        assert where[1:] == [("tail", "loop"), ("tail", "thread")]
+        said["ids"] = "left " * SHORT_TAIL
+        assert await turn({"role": "user", "content": "more"}) >= SHORT_TAIL
+        said["ids"] = "left"
+        await turn({"role": "user", "content": "again"})
+        assert where[3:] == [("tail", "loop"), ("tail", "thread")]
+        guest = {"role": "assistant", "content": "told by another"}
+        await turn({"role": "user", "content": "a"}, guest, {"role": "user", "content": "b"})
+        assert where[5:] == [("tail", "thread")]
 
     asyncio.run(main())
 
