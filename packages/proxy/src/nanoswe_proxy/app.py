@@ -50,15 +50,12 @@ class _Reply(Response):
         me, gone = asyncio.current_task(), asyncio.ensure_future(receive())  # only a disconnect
         gone.add_done_callback(lambda _: None if self.over or not me else me.cancel())
         try:
-            for _ in range(2):  # turns of the loop, in which the call reaches its engine
-                await asyncio.sleep(0)
             async for frame in self._frames():
                 if not self.begun:
                     await send(self._head(frame))
                 self.begun = True
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
             self.over = True
-            await asyncio.sleep(0)  # the last byte leaves first
             if gone.done():
                 raise asyncio.CancelledError
             await send({"type": "http.response.body", "body": b""})
