@@ -4,10 +4,11 @@ In: the plans; images.jsonl, what each image built here has in its layers, and h
 unpacked.json (unpacked.py), what the store of those images holds and each pin there. Out: a table.
 What is not measured is estimated, and marked so, by one rule. A pin takes what it was measured to
 take: that very pin for this Python, or for another one; or the mean of that name's other versions;
-or HEAVY, or the mean of all measured pins that HEAVY does not name. Layers are a sum over images,
-each environment in full; a store has each CPython, Debian package and pin of a Python once, and the
-folders of each image. Debian's packages by apt (system.json, of system_sizes.py). Below the table:
-what the rule gives for the images unpacked here, beside what they take.
+or HEAVY; or the mean of all names that were measured and are light. Layers are a sum over images,
+each environment in full. A store has each CPython and each Debian package once; of a pin what is
+for one Python once for that Python, and what is the same for all once; and each image's folders.
+Debian's packages by apt (system.json, of system_sizes.py). Below the table: what the rule gives for
+the images unpacked here, beside what they take.
 """
 
 import json
@@ -21,7 +22,8 @@ from nanoswe_harbor.images import Target, plan
 
 HERE = Path(__file__).parent
 MIB = 2**20
-# Installed MiB of wheels that decide and were not measured, off their releases of those years.
+LIGHT_MIB = 8  # what takes less is light
+# Installed MiB of wheels that take more, off their releases of those years, where not measured.
 HEAVY = {
     "pyqt5": 190, "pyqt5-qt5": 190, "pyarrow": 125, "llvmlite": 120, "scipy": 110, "botocore": 90,
     "numpy": 65, "pandas": 65, "rasterio": 60, "statsmodels": 45, "mypy": 45, "scikit-learn": 40,
@@ -29,15 +31,18 @@ HEAVY = {
     "netcdf4": 20, "fonttools": 20, "lxml": 18, "sphinx": 13, "pillow": 12, "h5py": 12,
     "cryptography": 11,
 }  # fmt: skip
-# MiB of the repositories with all their history, of which every checkout is made (Verified's three
-# largest by the size of their fetch, pull requests included): an environment image has none.
-MIRRORS = {"verified": 3458, "swegym": 2020}
+# MiB of the repositories with all their history, of which every checkout is made: an environment
+# image has none. What a clone brings, branches and tags: 318 of the 556 MiB that the stored copies
+# of requests, flask, sphinx and sympy have with all pull requests (`git rev-list --disk-usage`),
+# and that share of the stored size of the others.
+CLONE = 318 / 556
+MIRRORS = {"verified": 3458 * CLONE, "swegym": 2020 * CLONE}
 OTHERS = {
     "verified": "official 189 GiB, best public set 30 GiB",
     "swegym": "official not published",
 }
 UNKNOWN = ("",) * 60  # no pins yet: as many as a SWE-Gym environment has, shared with none
-Size = Callable[[str, str], float]  # of a pin, for a Python
+Size = Callable[[str, str], tuple[float, float]]  # KiB of a pin: for one Python, the same for all
 
 
 def main() -> None:
@@ -66,29 +71,34 @@ def main() -> None:
     rule = _store_mib(there, rows[0], store, system, size)
     print(f"\nThe {len(store['images'])} unpacked here take {store['bytes'] / MIB:.0f} MiB, by the")
     print(f"rule {rule:.0f}. A build takes {seconds:.0f} s, a pin that is not heavy", end=" ")
-    print(f"{size('', '') / 1024:.1f} MiB.")
+    print(f"{sum(size('', '')) / 1024:.1f} MiB.")
 
 
-def sizes(pins: dict[str, dict[str, int]]) -> Size:
+def sizes(pins: dict[str, dict[str, tuple[int, int]]]) -> Size:
     """KiB of any pin for any Python, by what was measured."""
-    exact, by_name = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    exact, by_name = defaultdict[str, list](list), defaultdict[str, list](list)
     for found in pins.values():
-        for pin, kib in found.items():
-            exact[pin].append(kib)
-            by_name[pin.partition("==")[0]].append(kib)
-    light = mean(mean(kibs) for name, kibs in by_name.items() if name not in HEAVY)
+        for pin, kibs in found.items():
+            exact[pin].append(kibs)
+            by_name[pin.partition("==")[0]].append(kibs)
+    means = map(_mean, by_name.values())
+    light = _mean([pair for pair in means if sum(pair) < LIGHT_MIB * 1024])
 
-    def size(python: str, pin: str) -> float:
+    def size(python: str, pin: str) -> tuple[float, float]:
         name, _, version = pin.partition("==")
         name = re.sub("[-_.]+", "-", name).lower()
         pin = f"{name}=={version}"
         if pin in pins.get(python, {}):
             return pins[python][pin]
         if known := exact.get(pin) or by_name.get(name):
-            return mean(known)
-        return HEAVY[name] * 1024 if name in HEAVY else light
+            return _mean(known)
+        return (HEAVY[name] * 1024, 0) if name in HEAVY else light
 
     return size
+
+
+def _mean(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    return mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs)
 
 
 def _key(target: Target) -> tuple[str, int]:
@@ -107,7 +117,8 @@ def _layers_mib(targets: list[Target], measured: dict, system: dict, size: Size)
         if row := measured.get(_key(target)):
             total += (row["bytes"]["environment"] + row["bytes"]["wheels"]) / MIB
         else:
-            total += sum(size(target.python, pin) for pin in target.pins or UNKNOWN) / 1024 + 1
+            pins = target.pins or UNKNOWN
+            total += sum(sum(size(target.python, pin)) for pin in pins) / 1024 + 1
     return total
 
 
@@ -118,8 +129,10 @@ def _store_mib(targets: list[Target], row: dict, store: dict, system: dict, size
     total = (row["bytes"]["base"] + len(pythons) * row["bytes"]["python"]) / MIB
     packages = {name: kib for t in targets if t.system for name, kib in system[_names(t)].items()}
     total += sum(packages.values()) / 1024
-    total += sum(size(*key) for key in {(t.python, pin) for t in targets for pin in t.pins}) / 1024
-    total += sum(size("", pin) for t in targets if t.missing for pin in UNKNOWN) / 1024
+    keys = {(t.python, pin) for t in targets for pin in t.pins}
+    total += sum(size(*key)[0] for key in keys) / 1024
+    total += sum({pin: size(python, pin)[1] for python, pin in sorted(keys)}.values()) / 1024
+    total += sum(sum(size("", pin)) for t in targets if t.missing for pin in UNKNOWN) / 1024
     return total + len(targets) * (store["folders"] / len(store["images"]) / MIB + 1)
 
 

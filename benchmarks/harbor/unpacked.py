@@ -2,7 +2,7 @@
 
 In: a store. Out, on stdout: JSON with the names of the environments there, the bytes on disk that
 they have together (each file once, as they are links to STORE/files, and the folders of each), and
-the KiB on disk of each pin by Python, its .pyc files included.
+the KiB on disk of each pin by Python: what is for one (.pyc, .so), what is the same for all.
 """
 
 import csv
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 def main(store: Path) -> None:
     names = {unquote(link.name): link.resolve() for link in (store / "names").iterdir()}
     images = {folder: name for name, folder in sorted(names.items()) if "nanoswe/env:" in name}
-    pins: dict[str, dict[str, int]] = {}
+    pins: dict[str, dict[str, tuple[int, int]]] = {}
     for folder in images:
         for info in folder.glob("root/opt/miniconda3/envs/testbed/lib/python3.*/*/*.dist-info"):
             name, _, version = info.name.removesuffix(".dist-info").partition("-")
@@ -30,15 +30,19 @@ def main(store: Path) -> None:
     print(json.dumps({**row, "pins": pins}, indent=0, sort_keys=True))
 
 
-def _kib(info: Path) -> int:
-    site, blocks = info.parent, 0
+def _kib(info: Path) -> tuple[int, int]:
+    """(of files for one Python: .pyc and .so; of files that are the same for all)."""
+    site, blocks = info.parent, [0, 0]
     with (info / "RECORD").open(newline="") as record:
         for path, *_ in csv.reader(record):
             file = site / path
             compiled = file.parent.glob(f"__pycache__/{file.stem}.*.pyc")
             found = (file, *(compiled if file.suffix == ".py" else ()))
-            blocks += sum(one.lstat().st_blocks for one in found if one.exists())
-    return blocks // 2
+            for one in found:
+                if one.exists():
+                    shared = not re.search(r"\.pyc$|\.so\b", one.name)
+                    blocks[shared] += one.lstat().st_blocks
+    return blocks[0] // 2, blocks[1] // 2
 
 
 def _bytes(images: Iterable[Path]) -> tuple[int, int]:
