@@ -67,7 +67,10 @@ def main() -> None:
         row = [source, len(targets), len(own), f"~{layers / 1024:.1f}", f"~{unpacked / 1024:.1f}"]
         row += [f"{MIRRORS[source] / 1024:.1f}", f"~{minutes:.0f}", OTHERS[source]]
         print("|", " | ".join(map(str, row)), "|")
-    there = [t for t in plan("verified") if _key(t) in measured]
+    names = {image.rpartition("-")[0] for image in store["images"]}
+    there = [
+        t for t in plan("verified") if _key(t) in measured and t.tags[0].rpartition("-")[0] in names
+    ]
     rule = _store_mib(there, rows[0], store, system, size)
     print(f"\nThe {len(store['images'])} unpacked here take {store['bytes'] / MIB:.0f} MiB, by the")
     print(f"rule {rule:.0f}. A build takes {seconds:.0f} s, a pin that is not heavy", end=" ")
