@@ -154,6 +154,38 @@ def test_where_one_choice_fails_all_do(folders):
     asyncio.run(main())
 
 
+def test_a_client_that_leaves_stops_all_choices(folders):
+    """In the middle of the stream: no choice goes on, each is masked, the same body is sampled
+    anew, and a completion has its place on the session's page.
+    """
+
+    async def main():
+        folder, turns = folders["words"], iter(range(9))
+        slow = lambda *_: Script("left " * 20, token_delay_sec=0.02 * (next(turns) < 3))  # noqa: E731
+        proxy = Proxy(ScriptedEngine(folder, slow), Renderer(folder), max_tokens=100)
+        app = create_app(proxy)
+        async with serve(proxy, app=app) as url, httpx.AsyncClient(base_url=url) as client:
+            cap = proxy.open("t.0")
+            path, body = f"/s/{cap}/v1/completions", {"prompt": "of", "n": 3, "max_tokens": 90}
+            async with client.stream("POST", path, json=body | {"stream": True}) as answer:
+                async for _ in answer.aiter_lines():
+                    break
+            for _ in range(100):
+                if not proxy.live(cap).running:
+                    break
+                await asyncio.sleep(0.02)
+            assert [n.delivery for n in proxy.live(cap).session.generations()] == ["aborted"] * 3
+            again = (await client.post(path, json=body)).json()
+            assert len(again["choices"]) == 3 and len(proxy.engine.log) == 6
+            assert (await client.get(f"/s/{cap}/view")).status_code == 200
+            trajectory = await proxy.seal(cap)
+            sampled = sum(t.sampled_tokens for t in trajectory.turns[:3])
+            assert trajectory.conservation.masked == {"aborted": sampled}
+            assert len(trajectory.samples) == 3
+
+    asyncio.run(main())
+
+
 def test_prompts_as_text_and_as_ids(folder):
     """The engine sees the ids that were given, or the tokenizer's; structure in them is meant."""
 

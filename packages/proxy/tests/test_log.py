@@ -35,11 +35,12 @@ def described(state):
         } | {"children": children, "parent": parent}
 
     whole = (state.cap, state.policy, state.max_context, state.notes, state.sealed)
-    return (*whole, state.longest, [plain(n) for n in state.nodes])
+    prompts = {name: context.index for name, context in state.prompts.items()}
+    return (*whole, state.longest, prompts, [plain(n) for n in state.nodes])
 
 
 def recorded(path, renderer):
-    """A session with a tool call, a fork, an undelivered reply, an abort and a note."""
+    """A session with a tool call, a fork, an undelivered reply, an abort, completions, a note."""
     session = Session.open("cap", Policy("t.0", 0, "s", 1.0, 40), renderer, 4096, Log(path))
 
     def say(wired, text, version):
@@ -57,6 +58,15 @@ def recorded(path, renderer):
     running = session.prepare(wire.normalise(wired), None, {})
     session.feed(running, Sampled(5, -1.0, 3))
     session.abort(running)
+    for cut in (False, True):  # two replies to a prompt of the client's own, twice
+        pair = session.admit([session.raw("left right")], 0, 0, {"n": 2}, "d", 2)
+        for call in pair:
+            session.feed(call, Sampled(renderer.end_id, -1.0, 4))
+        session.commit(pair[0])
+        session.delivered(pair[0])
+        if not cut:
+            session.commit(pair[1])
+    session.abort(pair[1])
     session.annotate({"reward": 0.5})
     return session
 

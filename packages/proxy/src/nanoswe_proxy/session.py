@@ -118,7 +118,7 @@ class Session(State):
     def raw(self, prompt: str | Sequence[int]) -> tree.Context:
         """The context of a completion. Changes nothing: any thread may."""
         ids, kinds = self.renderer.codec.raw(prompt)
-        return tree.Context(-1, None, (), "", array("I", ids), zlib.compress(kinds.encode()), "")
+        return tree.Context(-1, None, [], "", array("I", ids), zlib.compress(kinds.encode()), "")
 
     def admit(
         self, contexts: Sequence[tree.Context], level: int, size: int, requested: dict,
