@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nanoswe_evalkit import runner
 from nanoswe_evalkit.sandboxes import SandboxFactory
 from nanoswe_evalkit.sandboxes.base import Limits
 from nanoswe_harbor.convert import convert_nano
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 # In an environment of its own, with the proxy: `nox --session agents`.
 collect_ignore = [] if find_spec("nanoswe_proxy") else ["test_agents.py", "test_proxied.py"]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "PAUSE_SEC", 0.05)
 
 
 @pytest.fixture(scope="session")

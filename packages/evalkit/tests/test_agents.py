@@ -137,6 +137,26 @@ def test_it_solves_in_docker(kind: str, nano: Path, task: Task, tmp_path: Path, 
     _fixed(kind, "docker", nano, [replace(task, docker_image=image)], tmp_path)
 
 
+def test_no_file_name_of_the_sandbox_leads_out_of_it(
+    nano: Path, task: Task, tmp_path: Path, image: str
+) -> None:
+    """The editor shows a folder by a copy of its names, which the sandbox's own find says."""
+    outside = tmp_path / "planted"
+    up = "../" * 12 + str(outside)[1:]
+    names = [f"{outside}", f"x/{up}", up, f"{outside}-folder/", "seen", "seen", "y/z", "n" * 300]
+    find = f"#!/bin/sh\nprintf '%s\\0' {' '.join(names)}\n"
+    plant = f"cat > /usr/bin/find <<'END'\n{find}END\nchmod +x /usr/bin/find"
+    views = [
+        use("file_editor", command="view", path=p) for p in ("/testbed", up, "a\0b", "/n" * 999)
+    ]
+    replies = [RUN["openhands"](plant), *views, DONE["openhands"]]
+    (trial,), _ = _run(
+        "openhands", "docker", nano, [replace(task, docker_image=image)], replies, tmp_path
+    )
+    assert (trial.stop, trial.outcome) == (Stop.FINISHED, Outcome.NO_PATCH), trial.error
+    assert not list(tmp_path.glob("planted*"))
+
+
 FLOOD = "head -c 3000000 /dev/zero | tr '\\0' x"
 ENDINGS: dict[str, tuple[list[Any], dict[str, Any], Stop | None, Outcome]] = {
     "wrong-fix": (["RUN echo x > new", "DONE"], {}, Stop.FINISHED, Outcome.UNRESOLVED),
@@ -145,7 +165,8 @@ ENDINGS: dict[str, tuple[list[Any], dict[str, Any], Stop | None, Outcome]] = {
     "tamper": (["TAMPER", "DONE"], {}, Stop.FINISHED, Outcome.TAMPER),
     "too-many-turns": (["RUN true"] * 9, {"max_turns": 3}, Stop.MAX_TURNS, Outcome.NO_PATCH),
     "slow-command": (["RUN sleep 99"], {"agent_sec": 12}, Stop.TIMEOUT, Outcome.NO_PATCH),
-    "slow-model": ([Script("x", delay_sec=60)], {"agent_sec": 8}, Stop.TIMEOUT, Outcome.NO_PATCH),
+    # No answer in more than half of the agent's time: the engine hangs, which scored 0.
+    "hung-model": ([Script("x", delay_sec=60)] * 3, {"agent_sec": 8}, None, Outcome.INFRA_ERROR),
     "context": (["DONE"], {"max_context": 300}, Stop.CONTEXT, Outcome.NO_PATCH),
     "engine-fails": ([Script("x", fail_after=0)] * 30, {}, None, Outcome.INFRA_ERROR),
     "killed": (["RUN kill -9 -1", "DONE"], {}, Stop.FINISHED, Outcome.NO_PATCH),

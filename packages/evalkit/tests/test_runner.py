@@ -16,9 +16,19 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 
-from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, ModelError, NopAgent, OracleAgent
+from nanoswe_evalkit import runner
+from nanoswe_evalkit.agents.base import (
+    Agent,
+    Job,
+    ModelConfig,
+    ModelError,
+    NopAgent,
+    OracleAgent,
+    refused,
+)
 from nanoswe_evalkit.grading import SharedVerdicts
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop
 from nanoswe_evalkit.place import local_trials
@@ -148,6 +158,7 @@ def test_infrastructure_errors_get_two_more_tries_and_sessions(
     assert (trial.try_, trial.outcome) == (2, Outcome.NO_PATCH)
     assert agent.urls == [f"http://x/{name}/{try_}" for try_ in range(3)]
     assert closed == [(name, 0), (name, 1), (name, 2)]
+    assert trial.tries == ("down", "down") and read_trials(path) == [trial]
 
 
 def test_a_trial_without_reward_is_recorded_and_runs_again(
@@ -159,6 +170,71 @@ def test_a_trial_without_reward_is_recorded_and_runs_again(
     (trial,), ran = _run(sandboxes, tasks[:1], NopAgent(), path, 1)
     assert trial.reward == 0.0 and ran == [trial.trial_id]
     assert read_trials(path) == [trial]
+
+
+def _refused(status: int, text: str, retry_after: str = "") -> ModelError:
+    headers = {"retry-after": retry_after} if retry_after else {}
+    return refused("http://x/v1", httpx.Response(status, text=text, headers=headers))
+
+
+class ServedAgent:
+    """Hears `errors` of its model's service, one a run, then is done; keeps when it was asked."""
+
+    def __init__(self, *errors: ModelError) -> None:
+        self.errors, self.asked = list(errors), list[float]()
+
+    async def run(self, job: Job) -> Stop:
+        self.asked.append(time.monotonic())
+        if len(self.asked) <= len(self.errors):
+            raise self.errors[len(self.asked) - 1]
+        return Stop.FINISHED
+
+    async def close(self) -> None: ...
+
+
+def test_between_tries_there_is_a_pause_as_long_as_the_service_says(
+    sandboxes: SandboxFactory, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PAUSE_SEC", 0.4)
+    monkeypatch.setattr(runner, "MOST_PAUSE_SEC", 1.2)
+    for errors, pauses in (
+        ([ModelError("down")] * 2, [0.4, 0.8]),
+        ([_refused(429, "slow", "1"), _refused(429, "slow", "3600")], [1.0, 1.2]),
+        ([_refused(429, "a date", "Wed, 21 Oct 2026 07:28:00 GMT"),
+          _refused(503, "-1", "-1")], [0.4, 0.0]),
+    ):  # fmt: skip
+        agent = ServedAgent(*errors)
+        (trial,), _ = _run(sandboxes, tasks[:1], agent, attempts=1)
+        assert trial.outcome is Outcome.NO_PATCH and len(trial.tries) == 2
+        waited = [after - before for before, after in pairwise(agent.asked)]
+        assert all(0 <= w - p < 1 for w, p in zip(waited, pauses, strict=True)), waited
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_service_that_refuses_us_ends_the_run(
+    sandboxes: SandboxFactory, tasks: list[Task], tmp_path: Path, status: int
+) -> None:
+    path, agent = tmp_path / "trials.jsonl", ServedAgent()
+    _run(sandboxes, tasks[:1], agent, path, 1)
+    agent.errors = [ModelError("")] + [_refused(status, "no such key")] * 20
+    with pytest.raises(ExceptionGroup) as caught:
+        _run(sandboxes, tasks, agent, path, 1, gate=Gate(1))
+    (error,) = caught.value.exceptions
+    assert isinstance(error, EvalkitError) and f"http://x/v1: HTTP {status} no such" in str(error)
+    assert "check model.base_url" in str(error) and len(agent.asked) == 2  # not once a task
+    assert [trial.task_id for trial in read_trials(path)] == [tasks[0].task_id]
+    assert len(_run(sandboxes, tasks, NopAgent(), path, 1)[1]) == 2
+
+
+def test_a_session_that_its_proxy_lost_does_not_end_the_run(
+    sandboxes: SandboxFactory, tasks: list[Task]
+) -> None:
+    async def open_session(trial_id: str, try_: int) -> str:
+        return "http://x"
+
+    agent = ServedAgent(_refused(404, "no session has this capability"))
+    (trial,), _ = _run(sandboxes, tasks[:1], agent, attempts=1, open_session=open_session)
+    assert (trial.outcome, trial.try_) == (Outcome.NO_PATCH, 1)
 
 
 class SlowAgent:
@@ -335,7 +411,8 @@ def test_model_calls_that_the_proxy_counts_otherwise_are_named(
 
     sessions = {"open_session": open_session, "close_session": close_session}
     (odd, right), _ = _run(sandboxes, tasks[:1], NopAgent(), **sessions)
-    assert (odd.agent, right.agent) == ({"proxy_calls": 3}, {"proxy_calls": 0})
+    counts = [{"proxy_calls": n, "unreconciled_calls": n} for n in (3, 0)]
+    assert [odd.agent, right.agent] == counts
     assert odd.error == "the agent counts 0 model calls, the proxy 3" and right.error == ""
     assert odd.reward == 0.0  # a verdict all the same
 

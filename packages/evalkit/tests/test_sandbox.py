@@ -89,6 +89,23 @@ def test_arguments_environment_and_folder(inside: In) -> None:
     inside(body)
 
 
+def test_what_no_kernel_starts_is_a_result(inside: In) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        half, long = "\ud800", "x" * (128 * 1024)
+        for argv in (_bash("echo a\0b"), _bash(f"echo {half}"), ["echo", "\udc80"], ["echo", long],
+                     ["true", *["y" * 100_000] * 30], [long], ["\0"]):  # fmt: skip
+            done = await sandbox.run(argv)
+            assert done.exit_code == 126 and done.stdout.startswith(b"cannot be run: "), done
+        assert (await sandbox.run(["true"], env={"A": "\0"})).exit_code == 126
+        assert (await sandbox.run(["true"], env={"A": long})).exit_code == 126
+        assert len((await sandbox.run(["echo", long[:-1]], output_bytes=1 << 20)).stdout) == 1 << 17
+        with pytest.raises(SandboxError, match="longer than"):
+            async with sandbox.shell({"INSTRUCTION": long}):
+                raise AssertionError
+
+    inside(body)
+
+
 def test_stdin(inside: In) -> None:
     async def body(sandbox: Sandbox) -> None:
         data = os.urandom(300_000)

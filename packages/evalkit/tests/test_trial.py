@@ -4,11 +4,12 @@ import asyncio
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_model import FakeModel, Reply, call, fake_model
+from fake_model import FakeModel, Reply, _encode, _head, call, fake_model
 
 from nanoswe_evalkit.agents.base import Agent, Job, ModelConfig, NopAgent, OracleAgent
 from nanoswe_evalkit.agents.nano import SYSTEM_PROMPT, TOOLS, NanoAgent
@@ -150,10 +151,25 @@ def test_nano_agent_fixes_a_bug(sandboxes: SandboxFactory, task: Task) -> None:
     ("replies", "stop"),
     [
         (["I am done."], Stop.PLAIN_TEXT),
-        ([call("true")], Stop.MAX_TURNS),
+        ([call("true")] * 2, Stop.MAX_TURNS),
         ([(400, '{"error": {"code": "context_length_exceeded"}}')], Stop.CONTEXT),
+        # What the model writes is never the service's failure: it is told, and goes on.
         (
-            [call("x", name="rm"), {"tool_calls": [{"id": "a", "function": {}}]}, "no"],
+            [
+                call("x", name="rm"),
+                {"tool_calls": [{"id": "a", "function": {}}, {"function": None}, "x", None, {}]},
+                {"tool_calls": [{"id": "a", "function": {"name": "bash", "arguments": None}}]},
+                {"tool_calls": [{"id": "a", "function": {"name": "bash", "arguments": "[]"}}]},
+                {
+                    "tool_calls": [
+                        {"id": "a", "function": {"name": "bash", "arguments": "[" * 9999}}
+                    ]
+                },
+                call("echo \0"),
+                call("echo \ud800"),
+                call("x" * 200_000),
+                "half a character: \ud800",
+            ],
             Stop.PLAIN_TEXT,
         ),
     ],
@@ -161,11 +177,16 @@ def test_nano_agent_fixes_a_bug(sandboxes: SandboxFactory, task: Task) -> None:
 def test_how_the_nano_agent_stops(
     sandboxes: SandboxFactory, task: Task, replies: list[Reply], stop: Stop
 ) -> None:
-    trial, _ = _nano(sandboxes, task, replies)
-    assert (trial.stop, trial.outcome, trial.reward) == (stop, Outcome.NO_PATCH, 0.0)
+    trial, _ = _nano(sandboxes, task, replies, turns=len(replies))
+    assert (trial.stop, trial.outcome, trial.reward) == (stop, Outcome.NO_PATCH, 0.0), trial.error
+    assert from_record(json.loads(to_line(trial))) == trial
 
 
-@pytest.mark.parametrize("reply", [(500, "boom"), (200, "{}"), (401, "no key"), (200, "<html>")])
+@pytest.mark.parametrize(
+    "reply",
+    [(500, "boom"), (200, "{}"), (401, "no key in this context"), (200, "<html>"), (200, "[]"),
+     (400, "Invalid API key context"), {"tool_calls": {"id": "a"}}, (200, '{"choices": [[]]}')],
+)  # fmt: skip
 def test_a_failing_model_is_our_fault(sandboxes: SandboxFactory, task: Task, reply: Reply) -> None:
     trial, _ = _nano(sandboxes, task, [reply])
     assert (trial.stop, trial.outcome, trial.reward) == (None, Outcome.INFRA_ERROR, None)
@@ -181,6 +202,72 @@ def test_timeout_still_grades_what_was_done(sandboxes: SandboxFactory, task: Tas
     hurried = replace(task, agent_timeout_sec=1.0)
     trial = _trial(sandboxes, hurried, BashAgent(f"{_fix(task)}; sleep 60"))
     assert (trial.stop, trial.outcome) == (Stop.TIMEOUT, Outcome.RESOLVED)
+
+
+class DrippingModel(FakeModel):
+    """Answers each request at once but the last, to which it says a space every 0.1 s."""
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await _head(reader):
+            (size,) = (int(x.split(":")[1]) for x in head if x.startswith("content-length"))
+            self.requests.append(json.loads(await reader.readexactly(size)))
+            if len(self.requests) > len(self.replies):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n")
+                with suppress(ConnectionError):
+                    while not writer.is_closing():
+                        writer.write(b" ")
+                        await asyncio.sleep(0.1)
+                        await writer.drain()
+                break
+            _, body = _encode(self.replies[len(self.requests) - 1])
+            writer.write(b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+
+def _dripping(
+    sandboxes: SandboxFactory, task: Task, replies: list[Reply], timeout_sec: float = 600
+) -> Trial:
+    async def main() -> Trial:
+        model, agent = DrippingModel(replies), NanoAgent(9)
+        server = await asyncio.start_server(model.accept, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        trial = await run_trial(
+            task, 0, trial_id="x.0", agent=agent, sandboxes=sandboxes, base_url=url,
+            model=replace(MODEL, timeout_sec=timeout_sec),
+        )  # fmt: skip
+        await agent.close()
+        server.close()
+        await asyncio.gather(*model.connections)
+        return trial
+
+    return asyncio.run(main())
+
+
+def test_an_engine_that_hangs_is_our_fault(sandboxes: SandboxFactory, task: Task) -> None:
+    """With a recipe's 600 s for a call, and a task's 120 s for the agent, that scored 0."""
+    hurried = replace(task, agent_timeout_sec=1.5)
+    trial = _dripping(sandboxes, hurried, [call("touch x")])
+    assert (trial.stop, trial.outcome, trial.reward) == (None, Outcome.INFRA_ERROR, None)
+    assert "no answer for 1." in trial.error and trial.agent["unanswered_sec"] > 0.8
+    assert "+++ b/x" in trial.patch or "b/x" in trial.patch  # what it had done stays on record
+
+
+def test_an_agent_out_of_time_is_not_the_engines_fault(
+    sandboxes: SandboxFactory, task: Task
+) -> None:
+    """A call is unanswered, but not for long: commands have taken the time."""
+    hurried = replace(task, agent_timeout_sec=5.0)
+    trial = _dripping(sandboxes, hurried, [call("sleep 1.4"), call("sleep 1.4")])
+    assert (trial.stop, trial.outcome) == (Stop.TIMEOUT, Outcome.NO_PATCH)
+    assert trial.agent.get("unanswered_sec", 0) < 2.5
+
+
+def test_the_clock_of_a_call_does_not_begin_anew_at_each_byte(
+    sandboxes: SandboxFactory, task: Task
+) -> None:
+    trial = _dripping(sandboxes, task, [], timeout_sec=0.5)
+    assert trial.outcome is Outcome.INFRA_ERROR and "TimeoutError" in trial.error
+    assert 0.5 <= trial.timings["model_sec"] < 5
 
 
 def test_code_under_test_may_ask_git(sandboxes: SandboxFactory, task: Task) -> None:

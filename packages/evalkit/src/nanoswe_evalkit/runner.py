@@ -3,7 +3,8 @@
 In: tasks, attempts, what runs one trial (here or on other machines), and a file. Out: trials
 ordered by (task, attempt), and trials.jsonl, from which an interrupted run resumes: a torn last
 line is cut off and its trial runs again; so does one without a reward, and one of another task
-content or version of the harness. Infrastructure errors get at most two new tries. Refuses a file
+content or version of the harness. Infrastructure errors get at most two new tries, after a pause.
+Ends where a model's service refuses the key, or knows no such model. Refuses a file
 of another schema, one that another process is writing, and a task that wants too much memory.
 """
 
@@ -24,7 +25,9 @@ from nanoswe_evalkit.records import appending, read_jsonl
 from nanoswe_evalkit.trial import SCHEMA, Trial, from_record, to_line
 from nanoswe_harbor.task import Task, package_digest
 
-MAX_TRIES = 3
+MAX_TRIES, PAUSE_SEC, MOST_PAUSE_SEC = 3, 1.0, 60.0
+REFUSED = (401, 403, 404)  # the next trial would hear the same, but for one with a new session
+CHECK = "check model.base_url, model.name and the key; run again to resume, what has ended is kept"
 log = logging.getLogger(__name__)
 
 Run = Callable[..., Coroutine[Any, Any, Trial]]
@@ -81,11 +84,7 @@ async def run_trials(
         name = trial_id(task, attempt)
         once = partial(_try, run, task, attempt, name, base_url, open_session, close_session)
         async with gate.hold(task) as waited:
-            for try_ in range(MAX_TRIES):
-                trial = await once(try_)
-                if trial.outcome is not Outcome.INFRA_ERROR:
-                    break
-                log.warning("%s try %d: %s", name, try_, trial.error)
+            trial = await _tries(once, name, not open_session)
         clocks = {"queue_sec": waited} | trial.timings
         trial = replace(trial, timings=clocks, key=keys.get(task.task_id, ""))
         if file:
@@ -111,6 +110,21 @@ async def run_trials(
     return [done[trial_id(task, attempt)] for task, attempt in jobs]
 
 
+async def _tries(once: Callable[[int], Awaitable[Trial]], name: str, same_url: bool) -> Trial:
+    """The first that our machinery did not lose, or the last."""
+    tries: list[str] = []
+    while (trial := await once(len(tries))).outcome is Outcome.INFRA_ERROR:
+        log.warning("%s try %d: %s", name, len(tries), trial.error)
+        if trial.agent.get("model_status") in REFUSED and same_url:
+            raise EvalkitError(f"{trial.error}; {CHECK}")
+        if len(tries) == MAX_TRIES - 1:
+            break
+        later = trial.agent.get("retry_after_sec", PAUSE_SEC * 2 ** len(tries))
+        tries.append(trial.error)
+        await asyncio.sleep(min(later, MOST_PAUSE_SEC))
+    return replace(trial, tries=tuple(tries))
+
+
 async def _try(
     run: Run, task: Task, attempt: int, trial_id: str, base_url: str,
     open_session: OpenSession | None, close_session: CloseSession | None, try_: int
@@ -129,7 +143,8 @@ async def _try(
         return Trial(trial_id, task.task_id, attempt, try_, *lost)
     if calls is None:
         return trial
-    said, agent = trial.agent.get("model_calls", trial.turns), trial.agent | {"proxy_calls": calls}
+    said = trial.agent.get("model_calls", trial.turns)
+    agent = trial.agent | {"proxy_calls": calls, "unreconciled_calls": calls - said}
     differ = [f"the agent counts {said} model calls, the proxy {calls}"] * (said != calls)
     return replace(trial, agent=agent, error="; ".join(filter(None, [trial.error, *differ])))
 

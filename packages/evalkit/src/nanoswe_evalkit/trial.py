@@ -10,11 +10,11 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig
+from nanoswe_evalkit.agents.base import Agent, Job, Message, ModelConfig, ModelError
 from nanoswe_evalkit.foreign import judge
 from nanoswe_evalkit.grading import Grade, PatchError, Verdict, extract_patch, grade_patch, is_full
 from nanoswe_evalkit.outcome import EvalkitError, Outcome, Stop, reward_of
@@ -29,7 +29,7 @@ class Trial:
     """One line of trials.jsonl: `stop` is how the agent ended, `outcome` the verdict.
 
     `key` names the harness, the task's content and the run's settings; a resumed run keeps no trial
-    of another.
+    of another. `tries`: the errors of the tries before.
     `timings` are seconds: queue (for a place among the trials at once), create, agent (and of that
     model, its calls), extract, grade (and of that install, before the tests, and tests), total.
     """
@@ -49,6 +49,7 @@ class Trial:
     messages: tuple[Message, ...] = field(default=(), repr=False)
     agent: dict[str, Any] = field(default_factory=dict)
     key: str = ""
+    tries: tuple[str, ...] = ()
     schema: str = SCHEMA
 
 
@@ -60,10 +61,11 @@ def to_line(trial: Trial) -> str:
 def from_record(record: dict[str, Any]) -> Trial:
     """The reverse, of a parsed line."""
     stop = None if record["stop"] is None else Stop(record["stop"])
-    outcome, messages = Outcome(record["outcome"]), tuple(record["messages"])
+    outcome = Outcome(record["outcome"])
+    lists = {name: tuple(record.get(name, ())) for name in ("messages", "tries")}
     if record["reward"] != reward_of(outcome) or not isinstance(record["timings"], dict):
         raise ValueError("its reward is not its outcome's, or it has no timings")
-    return Trial(**{**record, "stop": stop, "outcome": outcome, "messages": messages})
+    return Trial(**{**record, "stop": stop, "outcome": outcome, **lists})
 
 
 def seed_of(seed: int, trial_id: str) -> int:
@@ -77,11 +79,8 @@ async def run_trial(
     grade: Grade = grade_patch
 ) -> Trial:  # fmt: skip
     """Run the agent, extract its patch, grade it (an empty one only with `grade_empty`)."""
-    stop: Stop | None = None
-    patch, error = "", ""
-    messages: list[Message] = []
-    facts: dict[str, Any] = {}
-    timings: dict[str, float] = {}
+    stop, patch, error = None, "", ""
+    messages, facts, timings = list[Message](), dict[str, Any](), dict[str, float]()
     model = replace(model, seed=seed_of(model.seed, trial_id))
     try:
         with _clock(timings, "total_sec"):
@@ -90,8 +89,13 @@ async def run_trial(
                 async with sandboxes.open(task) as sandbox:
                     timings["create_sec"] = round(time.monotonic() - began, 4)
                     job = Job(task, sandbox, base_url, model, messages, facts)
-                    with _clock(timings, "agent_sec"):
-                        stop = await _run_agent(agent, job)
+                    try:
+                        with _clock(timings, "agent_sec"):
+                            stop = await _run_agent(agent, job)
+                    except Exception:
+                        with suppress(EvalkitError):  # for the record: it is not graded
+                            patch = await extract_patch(task, sandbox) if task.base_commit else ""
+                        raise
                     verdict = Verdict(Outcome.NO_PATCH, None)
                     with _clock(timings, "extract_sec"):
                         if task.base_commit:
@@ -109,6 +113,7 @@ async def run_trial(
     except Exception as failure:
         name = "" if isinstance(failure, EvalkitError) else f"{type(failure).__name__}: "
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{name}{failure}"
+        facts |= getattr(failure, "facts", {})
     lost = verdict.outcome not in (Outcome.RESOLVED, Outcome.INFRA_ERROR)
     if lost and is_full(sandboxes.work):
         verdict, error = Verdict(Outcome.INFRA_ERROR, None), f"{sandboxes.work}: the disk is full"
@@ -121,13 +126,18 @@ async def run_trial(
 
 
 async def _run_agent(agent: Agent, job: Job) -> Stop:
-    """A timeout ends the agent, not the trial: what it has done so far is graded."""
+    """A timeout ends the agent, not the trial: what it has done so far is graded. But where an
+    engine that hangs has taken the time, by a call of more than half of it, that is our failure.
+    """
     try:
         async with asyncio.timeout(job.task.agent_timeout_sec) as scope:
             return await agent.run(job)
     except TimeoutError:
         if not scope.expired():
             raise
+        waited = job.facts.get("unanswered_sec", 0.0)
+        if waited > min(job.model.timeout_sec, job.task.agent_timeout_sec / 2):
+            raise ModelError(f"model at {job.base_url}: no answer for {waited:.1f} s") from None
         return Stop.TIMEOUT
 
 

@@ -7,11 +7,10 @@ API's form.
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
-import httpx
-
-from nanoswe_evalkit.agents.base import Job, Message, ModelConfig, ModelError
+from nanoswe_evalkit.agents.base import Job, ModelError, ServedAgent, is_too_long, refused
 from nanoswe_evalkit.outcome import Stop
 from nanoswe_evalkit.sandboxes.base import Sandbox
 
@@ -24,23 +23,13 @@ TOOLS = [
 ]  # fmt: skip
 
 
-class NanoAgent:
-    """Holds the one HTTP client that all trials share."""
-
-    def __init__(self, max_turns: int) -> None:
-        self.max_turns = max_turns
-        self._client = httpx.AsyncClient(limits=httpx.Limits(), trust_env=False)
-
-    async def close(self) -> None:
-        await self._client.aclose()
-
+class NanoAgent(ServedAgent):
     async def run(self, job: Job) -> Stop:
         messages = job.messages
         messages.append({"role": "system", "content": SYSTEM_PROMPT})
         messages.append({"role": "user", "content": job.task.instruction})
         for _ in range(self.max_turns):
-            with job.asking():
-                choice = await self._complete(job.base_url, job.model, messages)
+            choice = await self._complete(job)
             if choice is None:
                 return Stop.CONTEXT
             messages.append(choice["message"])
@@ -48,52 +37,48 @@ class NanoAgent:
             if not calls:
                 return Stop.CONTEXT if choice.get("finish_reason") == "length" else Stop.PLAIN_TEXT
             for call in calls:
-                command = _command(call)
+                command, name = _command(call)
                 if command is not None and command.strip() == "submit":
                     return Stop.FINISHED
                 content = await _observe(job.sandbox, command)
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+                messages.append({"role": "tool", "tool_call_id": name, "content": content})
         return Stop.MAX_TURNS
 
-    async def _complete(
-        self, base_url: str, model: ModelConfig, messages: list[Message]
-    ) -> dict[str, Any] | None:
+    async def _complete(self, job: Job) -> dict[str, Any] | None:
         """One model call; None when the conversation no longer fits the model's context."""
+        model = job.model
         sampling = {key: getattr(model, key) for key in ("temperature", "max_tokens", "seed")}
         sampling |= model.sampling
-        body = {"model": model.name, "messages": messages, "tools": TOOLS, **sampling}
-        options: Any = {"headers": model.headers, "timeout": model.timeout_sec}
-        url = f"{base_url.rstrip('/')}/chat/completions"
-        try:
-            response = await self._client.post(url, json=body, **options)
-        except httpx.HTTPError as error:
-            raise ModelError(f"model at {base_url}: {type(error).__name__} {error}") from error
-        if response.status_code == 400 and "context" in response.text.lower():
+        body = {"model": model.name, "messages": job.messages, "tools": TOOLS, **sampling}
+        response = await self.ask(job, "POST", "/chat/completions", body)
+        if is_too_long(response.status_code, response.text):
             return None
         if response.status_code != 200:
-            text = " ".join(response.text.split())[:300]
-            raise ModelError(f"model at {base_url}: HTTP {response.status_code} {text}")
+            raise refused(job.base_url, response)
         try:
             choice: dict[str, Any] = response.json()["choices"][0]
             if choice["message"]["role"] != "assistant":
                 raise ValueError("not an assistant message")
+            if not isinstance(choice["message"].get("tool_calls") or [], list):
+                raise ValueError("tool_calls is not a list")
             return choice
         except (ValueError, LookupError, TypeError) as error:
-            raise ModelError(f"model at {base_url}: not a chat completion ({error!r})") from error
+            raise ModelError(f"model at {job.base_url}: no chat completion ({error!r})") from error
 
 
-def _command(call: Message) -> str | None:
-    """The command of a well-formed call of our one tool."""
-    try:
+def _command(call: Any) -> tuple[str | None, str]:
+    """(the command of a well-formed call of our one tool, the call's id)"""
+    call = call if isinstance(call, dict) else {}
+    name = str(call.get("id") or "")
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         command = json.loads(call["function"]["arguments"])["command"]
-        well_formed = call["function"].get("name") == "bash" and isinstance(command, str)
-    except (ValueError, LookupError, TypeError):
-        return None
-    return command if well_formed else None
+        if name and call["function"].get("name") == "bash" and isinstance(command, str):
+            return command, name
+    return None, name
 
 
 async def _observe(sandbox: Sandbox, command: str | None) -> str:
-    if command is None or "\0" in command:
+    if command is None:
         return 'error: call bash with {"command": "..."}'
     result = await sandbox.run(["bash", "-c", command])
     content = result.stdout.decode("utf-8", errors="replace") or "(no output)"

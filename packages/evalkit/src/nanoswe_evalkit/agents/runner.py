@@ -12,12 +12,12 @@ import shutil
 import signal
 import socket
 import tempfile
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nanoswe_evalkit.agents.base import Job, ModelError
+from nanoswe_evalkit.agents.base import TOO_LONG, Job, ModelError
 from nanoswe_evalkit.outcome import EvalkitError, Stop
 from nanoswe_evalkit.sandboxes.base import MIB
 
@@ -53,13 +53,14 @@ class RunnerAgent:
         reader, writer = await asyncio.open_connection(sock=sock, limit=64 * MIB)
         first = {"base_url": job.base_url, "model": asdict(job.model), **self.settings}
         answer: Any = {**first, "instruction": job.task.instruction, "workdir": job.task.workdir}
-        with closing(writer):
+        with closing(writer), ExitStack() as call:
             async with AsyncExitStack() as terminals:
                 while True:
                     writer.write(json.dumps(answer).encode() + b"\n")
                     if not (line := await reader.readline()):
                         raise EvalkitError(f"the runner of {self.kind} died: {self._log()}")
                     request, answer = json.loads(line), None
+                    call.close()  # whatever it wants, a model call has ended
                     job.facts.update(request.get("facts", {}))
                     match request.pop("op"):
                         case "run":  # bytes travel as latin-1 text
@@ -71,14 +72,19 @@ class RunnerAgent:
                             shell = job.sandbox.shell(request)
                             terminal = await terminals.enter_async_context(shell)
                             socket.send_fds(sock, [b"\0"], [terminal])
+                        case "asking":
+                            call.enter_context(job.asking())
                         case "message" if request["again"]:  # more calls of the same turn
                             job.messages[-1]["tool_calls"] += request["message"]["tool_calls"]
                         case "message":
                             job.messages.append(request["message"])
                         case "end":
-                            if error := request.get("error"):
-                                raise ModelError(f"model at {job.base_url}: {error}")
-                            return Stop(request["stop"])
+                            if not (error := request.get("error")):
+                                return Stop(request["stop"])
+                            if TOO_LONG.search(error) and request["status"] in (0, 400, 413):
+                                return Stop.CONTEXT
+                            text = f"model at {job.base_url}: {error}"
+                            raise ModelError(text, model_status=request["status"])
 
     async def start(self) -> None:
         """Start the runner, unless it runs; importing an agent takes it many seconds."""

@@ -21,6 +21,8 @@ from nanoswe_harbor.task import Task
 NO_ENV: Mapping[str, str] = {}
 TIMED_OUT = 124
 MIB = 1024 * 1024
+ARG_BYTES = 128 * 1024  # Linux takes no longer argument
+UNRUNNABLE = "cannot be run: longer than 128 KiB, or a NUL or half a character is in it\n"
 TASK, OWNER = "nanoswe.task", "nanoswe.harness"  # labels
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
 # Repositories whose tests expect a network, and the image of docker/fixture that plays it.
@@ -132,6 +134,8 @@ class Sandbox(ABC):
 
         It is a file descriptor; commands may run beside it.
         """
+        if not _is_runnable(argv, env):
+            raise SandboxError(UNRUNNABLE)
         command = Command(argv, b"", {**SHELL_ENV, **env}, self.task.workdir, 0)
         async with self._terminal(command) as terminal:
             self._shells += 1
@@ -147,6 +151,8 @@ class Sandbox(ABC):
     ) -> ExecResult:  # fmt: skip
         if self._starting is None:
             raise SandboxError("the sandbox is not started")
+        if not _is_runnable(argv, env):
+            return ExecResult(126, UNRUNNABLE.encode())
         seconds = timeout_sec or self.limits.timeout_sec
         capture = Capture(output_bytes or self.limits.output_bytes)
         command = Command(argv, stdin, env, cwd or self.task.workdir, seconds)
@@ -161,6 +167,15 @@ class Sandbox(ABC):
         await asyncio.shield(self._finish(running))
         exit_code = TIMED_OUT if timed_out else running.ended.result()
         return ExecResult(exit_code, capture.value(), timed_out, capture.dropped > 0)
+
+
+def _is_runnable(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Does a kernel start it? A model may write more than one takes, or what is no text."""
+    words = [*argv, *(f"{name}={value}" for name, value in env.items())]
+    with suppress(UnicodeEncodeError):
+        sizes = [len(word.encode()) + 1 for word in words]
+        return max(sizes) <= ARG_BYTES and sum(sizes) <= MIB and "\0" not in "".join(words)
+    return False
 
 
 def labels(task: Task) -> dict[str, str]:

@@ -58,6 +58,8 @@ def _trial(sock: socket.socket, work) -> None:
     try:
         result = work(link)
     except Exception as error:
-        result = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        status = getattr(error, "status_code", 0) or getattr(error.__cause__, "status_code", 0)
+        result = {"error": text, "status": status or 0}
     with sock, suppress(OSError, ValueError):  # the harness may have ended the trial before
         link.call("end", **result)

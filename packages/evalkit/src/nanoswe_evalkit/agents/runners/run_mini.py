@@ -5,8 +5,6 @@ In: link.py's jobs. Out: how it stopped. Its SWE-bench configuration is the pack
 environment behind its bash tool is ours. The patch is taken from the sandbox, however it ends.
 """
 
-import time
-
 import litellm
 import yaml
 from link import Link, serve
@@ -33,7 +31,7 @@ class SandboxEnvironment(LocalEnvironment):
 
     def execute(self, action: dict, cwd: str = "", *, timeout: int | None = None) -> dict:
         variables = [f"{name}={value}" for name, value in self.config.env.items()]
-        code, output = self.link.run("env", *variables, "bash", "-c", action["command"])
+        code, output = self.link.run("env", *variables, "bash", "-c", str(action["command"]))
         timed_out = "the command ran too long and was killed" if code == 124 else ""
         text = output.decode("utf-8", errors="replace")
         result = {"output": text, "returncode": code, "exception_info": timed_out}
@@ -43,14 +41,11 @@ class SandboxEnvironment(LocalEnvironment):
 
 class Model(LitellmModel):
     abort_exceptions = [*LitellmModel.abort_exceptions, litellm.exceptions.BadRequestError]
-    seconds = 0.0
+    link: Link
 
-    def _query(self, *args, **kwargs):
-        began = time.monotonic()
-        try:
-            return super()._query(*args, **kwargs)
-        finally:
-            self.seconds += time.monotonic() - began
+    def query(self, *args, **kwargs) -> dict:
+        self.link.call("asking")
+        return super().query(*args, **kwargs)
 
 
 class RecordedAgent(DefaultAgent):
@@ -58,11 +53,9 @@ class RecordedAgent(DefaultAgent):
         for message in messages:
             if message["role"] != "exit":
                 told = {key: value for key, value in message.items() if key != "extra"}
-                self.env.link.call("message", message=told, again=False, facts=self.counted())
+                facts = {"model_calls": self.n_calls}
+                self.env.link.call("message", message=told, again=False, facts=facts)
         return super().add_messages(*messages)
-
-    def counted(self) -> dict:
-        return {"model_calls": self.n_calls, "model_sec": self.model.seconds}
 
 
 def work(link: Link) -> dict:
@@ -75,15 +68,11 @@ def work(link: Link) -> dict:
         model_name=f"openai/{model['name']}", model_kwargs=service | sampling,
         cost_tracking="ignore_errors", **{key: CONFIG["model"][key] for key in TEMPLATES}
     )  # fmt: skip
+    llm.link = link
     limits = {"step_limit": job["max_turns"], "cost_limit": 0}
     agent = RecordedAgent(llm, SandboxEnvironment(link), **(CONFIG["agent"] | limits))
-    try:
-        stop = STOPS[agent.run(job["instruction"])["exit_status"]]
-    except litellm.exceptions.BadRequestError as error:
-        if "context" not in str(error).lower():
-            raise
-        stop = "context"
-    return {"stop": stop, "facts": agent.counted()}
+    stop = STOPS[agent.run(job["instruction"])["exit_status"]]
+    return {"stop": stop, "facts": {"model_calls": agent.n_calls}}
 
 
 if __name__ == "__main__":

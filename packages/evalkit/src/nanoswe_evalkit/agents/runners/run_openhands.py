@@ -9,6 +9,7 @@ import os
 import posixpath
 import shutil
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from openhands.sdk import LocalConversation as Conversation
 from openhands.sdk.conversation.exceptions import ConversationRunError
 from openhands.sdk.event import ActionEvent, Condensation, MessageEvent
 from openhands.sdk.event.conversation_error import ConversationErrorEvent
-from openhands.sdk.llm.exceptions import LLMContextWindowExceedError
 from openhands.sdk.tool import register_tool
 from openhands.tools.file_editor import FileEditorObservation, FileEditorTool
 from openhands.tools.file_editor.impl import FileEditorExecutor
@@ -86,10 +86,14 @@ class Editor(FileEditorExecutor):
     def __call__(self, action, conversation=None):
         path = posixpath.normpath(posixpath.join(self.workdir, action.path))
         local = Path(self.root + path)
-        failure = self._fetch(path, local)
+        try:
+            failure = self._fetch(path, local)
+        except OSError as error:  # the sandbox's names may be none for a file here
+            failure = f"{path} cannot be read: {error.strerror}"
         before = local.read_bytes() if local.is_file() else None
         if not failure:
-            to = str(local) if action.path.startswith("/") else action.path
+            # The editor refuses what is not absolute, but looks for it here first.
+            to = str(local) if action.path[:1] == "/" else posixpath.relpath(path, self.workdir)
             text = super().__call__(action.model_copy(update={"path": to})).model_dump_json()
             after = local.read_bytes() if local.is_file() else None
             if after is not None and after != before:
@@ -109,8 +113,9 @@ class Editor(FileEditorExecutor):
             local.write_bytes(data)
         if code == 3:
             local.mkdir(exist_ok=True)
-            for name in sorted(filter(None, text.split("\0"))):  # a folder before what it holds
-                (local / name).mkdir() if name.endswith("/") else (local / name).touch()
+            for name in sorted(text.split("\0")):  # a folder before what it holds
+                if not {"", ".", ".."} & {*name.removesuffix("/").split("/")}:  # who knows who says
+                    (local / name).mkdir() if name.endswith("/") else (local / name).touch()
         return "" if code in (0, 3, 4, 5) else f"{path} cannot be read: {text.strip()}"
 
 
@@ -123,6 +128,15 @@ class SandboxEditorTool(FileEditorTool):
         state = SimpleNamespace(workspace=workspace, agent=conv_state.agent)
         (tool,) = FileEditorTool.create(state)
         return [tool.set_executor(Editor(link))]
+
+
+# Not by a subclass of LLM, whose calls the SDK does not count.
+HERE, complete = threading.local(), LLM.completion
+
+
+def asking(llm: LLM, *args, **kwargs):
+    HERE.link.call("asking")
+    return complete(llm, *args, **kwargs)
 
 
 def make_agent(job: dict) -> Agent:
@@ -146,7 +160,7 @@ def make_agent(job: dict) -> Agent:
 
 def work(link: Link) -> dict:
     facts, last = {"turns": 0, "nudges": 0, "condensations": 0}, [None]
-    agent, folder = make_agent(link.job), tempfile.mkdtemp()
+    agent, folder, HERE.link = make_agent(link.job), tempfile.mkdtemp(), link
 
     def on_event(event) -> None:
         facts["condensations"] += isinstance(event, Condensation)
@@ -161,8 +175,7 @@ def work(link: Link) -> dict:
 
     def counted() -> dict:
         replies = conversation.conversation_stats.get_combined_metrics().response_latencies
-        seconds = sum(reply.latency for reply in replies)
-        return {**facts, "model_calls": len(replies), "model_sec": seconds}
+        return {**facts, "model_calls": len(replies)}
 
     LINKS[folder] = link
     options = {"workspace": folder, "callbacks": [on_event], "visualizer": None}
@@ -171,13 +184,8 @@ def work(link: Link) -> dict:
     try:
         result = {"stop": converse(conversation, link.job, facts)}
     except ConversationRunError as error:
-        cause = error.original_exception  # some services say it in words that the SDK doesn't know
-        if (
-            not isinstance(cause, LLMContextWindowExceedError)
-            and "context" not in str(cause).lower()
-        ):
-            raise cause from error
-        result = {"stop": "context"}
+        cause = error.original_exception
+        raise cause from cause.__cause__
     finally:
         del LINKS[folder]
     return {**result, "facts": counted()}
@@ -204,6 +212,7 @@ def converse(conversation: Conversation, job: dict, facts: dict) -> str:
 
 
 if __name__ == "__main__":
+    LLM.completion = asking
     impl.create_terminal_session = create_terminal_session
     impl._is_tmux_available = lambda: False  # its terminals would run on this machine
     register_tool(FileEditorTool.name, SandboxEditorTool)
