@@ -143,12 +143,10 @@ def test_no_file_name_of_the_sandbox_leads_out_of_it(
     """The editor shows a folder by a copy of its names, which the sandbox's own find says."""
     outside = tmp_path / "planted"
     up = "../" * 12 + str(outside)[1:]
-    names = [f"{outside}", f"x/{up}", up, f"{outside}-folder/", "seen", "seen", "y/z", "n" * 300]
+    names = [f"{outside}", up, f"{outside}-folder/", "seen", "y/z"]
     find = f"#!/bin/sh\nprintf '%s\\0' {' '.join(names)}\n"
     plant = f"cat > /usr/bin/find <<'END'\n{find}END\nchmod +x /usr/bin/find"
-    views = [
-        use("file_editor", command="view", path=p) for p in ("/testbed", up, "a\0b", "/n" * 999)
-    ]
+    views = [use("file_editor", command="view", path=p) for p in ("/testbed", up, "a\0b")]
     replies = [RUN["openhands"](plant), *views, DONE["openhands"]]
     (trial,), _ = _run(
         "openhands", "docker", nano, [replace(task, docker_image=image)], replies, tmp_path
