@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from nanoswe_proxy import export, view, wire
 from nanoswe_proxy.dialects import Request, Stream, chat, completions, messages, responses
+from nanoswe_proxy.engine.provider import Provider
 from nanoswe_proxy.errors import BadRequest, ProxyError
 from nanoswe_proxy.exchange import Exchange, follow
 from nanoswe_proxy.proxy import Proxy
@@ -124,6 +125,9 @@ class _Routes:
             raw = await _body(request)
             cap = cap or self._named(request, str(wire.loads(raw).get("nanoswe_session") or ""))
             self.proxy.live(cap)
+            if isinstance(self.proxy.engine, Provider):
+                path = request.url.path.partition("/v1/")[2]
+                return await self.proxy.engine.ask(self.proxy.live(cap).session, path, raw)
             wanted = dialect.parse(raw)
             if count:
                 return JSONResponse({"input_tokens": await self.proxy.count(cap, wanted)})

@@ -31,8 +31,9 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--engine", required=True, help="http://HOST:PORT, scripted:FILE, or MODULE:CLASS.")
-@click.option("--tokenizer", required=True, type=FOLDER, help="Model folder: its template, too.")
+@click.option("--engine", help="http://HOST:PORT, scripted:FILE, or MODULE:CLASS.")
+@click.option("--tokenizer", type=FOLDER, help="Model folder: its template, too.")
+@click.option("--provider", help="Instead of both: https://HOST/v1, for evaluation alone.")
 @option("--host", default="127.0.0.1")
 @option("--port", default=8080, type=click.IntRange(0, 65535), help="0 picks a free one.")
 @option("--health-port", default=0, type=click.IntRange(0, 65535), help="From a thread of its own.")
@@ -43,7 +44,7 @@ def cli() -> None:
 @click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
 @click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
 def serve(
-    engine: str, tokenizer: Path, host: str, port: int, health_port: int,
+    engine: str, tokenizer: Path | None, provider: str, host: str, port: int, health_port: int,
     trajectories: Path | None, logs: Path | None, **limits: Any,
 ) -> None:  # fmt: skip
     """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
@@ -52,14 +53,19 @@ def serve(
     from nanoswe_proxy import app as shell
     from nanoswe_proxy.engine import load_engine
     from nanoswe_proxy.engine.probe import probe
+    from nanoswe_proxy.engine.provider import Provider
     from nanoswe_proxy.proxy import Proxy
     from nanoswe_proxy.render.base import Renderer
     from nanoswe_proxy.trajectory import write_jsonl
 
+    if bool(provider) == bool(engine) or bool(engine) != bool(tokenizer):
+        raise click.UsageError("give --engine and --tokenizer, or --provider alone")
+
     async def run() -> None:
-        renderer = Renderer(tokenizer)
-        proxy = Proxy(load_engine(engine, tokenizer), renderer, logs, **limits)
-        facts = await probe(proxy.engine, renderer)
+        asked: Any = Provider(provider) if tokenizer is None else load_engine(engine, tokenizer)
+        renderer: Any = Renderer(tokenizer) if tokenizer else None
+        proxy = Proxy(asked, renderer, logs, **limits)
+        facts = await probe(asked, renderer) if tokenizer else {"provider": provider}
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             (logs / "engine.json").write_text(json.dumps(facts) + "\n")
@@ -104,9 +110,13 @@ def export(file: Path, as_json: bool, parquet: Path | None) -> None:
     """The samples in FILE (trajectories as JSONL): a table, with --json or --parquet the rows."""
     from nanoswe_proxy.trajectory import read_jsonl
 
+    whole = list(read_jsonl(file))
+    if foreign := [t.trial_id for t in whole if t.calls]:
+        told = f"{file}: {foreign[0]} was answered by a provider: no token ids, nothing can train"
+        raise click.ClickException(told)
     rows = (
         {"trial_id": trajectory.trial_id, "try": trajectory.try_, "sample": i, **row}
-        for trajectory in read_jsonl(file)
+        for trajectory in whole
         for i, row in enumerate(json.loads(trajectory.to_json())["samples"])
     )
     if parquet:

@@ -3,7 +3,7 @@
 A generation is trained in the deepest leaf that contains it (ties: the first), and is context in
 the others. Masked with a reason, and counted: `aborted` (cut off by a fault, a cancel or the seal)
 and `undelivered` (the agent never got the reply). A call that a crash swallowed makes the
-trajectory incomplete.
+trajectory incomplete. What a `provider` answered is masked whole: its tokens are not known.
 """
 
 import math
@@ -21,7 +21,8 @@ def trajectory(state: State) -> Trajectory:
     policy, generations = state.policy, list(state.generations())
     number = {n.index: i for i, n in enumerate(generations)}
     turns = tuple(_turn(n, number) for n in generations)
-    trained = [n for n, turn in zip(generations, turns, strict=True) if not turn.masked]
+    turns += tuple(_foreign(call, len(turns) + i) for i, call in state.calls.items())
+    trained = [n for n, turn in zip(generations, turns, strict=False) if not turn.masked]
     inner = {a.index for n in trained for a in tree.path(n)[:-1]}
     leaves = [n for n in trained if n.index not in inner]
     owner: dict[int, int] = {}
@@ -39,7 +40,9 @@ def trajectory(state: State) -> Trajectory:
     who = (policy.trial_id, policy.try_, policy.seed_key, policy.temperature)
     missing = (*lost, *(() if state.sealed else ("not sealed",)))
     counted = Conservation(sampled, kept, dict(masked))
-    return Trajectory(*who, turns, samples, counted, missing, state.notes)
+    return Trajectory(
+        *who, turns, samples, counted, missing, state.notes, tuple(state.calls.values())
+    )
 
 
 def _row(leaf: tree.Generation, owner: dict[int, int], number: dict[int, int]) -> Sample:
@@ -77,3 +80,12 @@ def _turn(node: tree.Generation, number: dict[int, int]) -> Turn:
     how: dict = {name: getattr(node, name) for name in SAME}
     parent = number[up.index] if up else -1
     return Turn(number[node.index], parent, up_to, size, fork=fork, masked=masked, **how)
+
+
+def _foreign(call: dict, index: int) -> Turn:
+    """A call that a provider answered, which counts tokens; none of them is known."""
+    counts, finish = (call.get("prompt_tokens", 0), call.get("sampled_tokens", 0)), call["finish"]
+    stop = "length" if finish == "length" else "stop"
+    stop = stop if call["delivery"] == "delivered" else call.get("stop", "aborted")
+    about = (stop, finish, "", call["delivery"] or "sampling", "", call["requested"])
+    return Turn(index, -1, *counts, *about, masked="provider")

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from nanoswe_proxy import errors, export
+from nanoswe_proxy import errors, export, tree
 from nanoswe_proxy.dialects import Request
 from nanoswe_proxy.engine.base import Engine, Pausable, Sampled
 from nanoswe_proxy.exchange import Exchange, meet
@@ -207,7 +207,7 @@ class Proxy:
         """The tokens that the request's prompt would have."""
         session = self.live(cap).session
         place = session.locate(request.messages, request.tools)
-        return len(session.prompt(await self._draft(session, place, request)))
+        return len(tree.prompt(await self._draft(session, place, request)))
 
     def delivered(self, cap: str, exchange: Exchange, peer: Any = None) -> None:
         """The transport took the whole reply."""

@@ -66,16 +66,14 @@ class Session(State):
         session = cls(renderer, log)
         for fields, blob in records:
             session.apply(fields, blob)
-        for node in session.generations():
-            if node.delivery == "sampling":
-                session._end(node, stop="lost")
+        session._cut("lost")
         return session
 
     def prepare(self, messages: Sequence[dict], tools: Tools, requested: dict) -> Prepared:
         """The prompt for wire-normal messages. Reserves the node: calls keep their order."""
         place = self.locate(messages, tools)
-        context = self.draft(place, messages)
-        return self.admit([context], place.level, len(messages), requested)[0]
+        contexts = [self.draft(place, messages)]
+        return self.admit(contexts, place.level, len(messages), requested)[0]
 
     def locate(self, messages: Sequence[dict], tools: Tools) -> tree.Place:
         """Where the request stands now."""
@@ -129,7 +127,7 @@ class Session(State):
             raise errors.SealedError("the session is sealed")
         if len(self.nodes) + n * len(contexts) > MAX_NODES:
             raise errors.ProxyError(f"the session has {MAX_NODES} nodes", 413, "session_full")
-        prompts = [self.prompt(context) for context in contexts]
+        prompts = [tree.prompt(context) for context in contexts]
         longest = max(map(len, prompts))
         if longest >= self.max_context:
             raise errors.ContextLengthError(self.max_context, longest)
@@ -156,14 +154,6 @@ class Session(State):
         for nodes in calls:
             if all(node.delivery == "committed" for node in nodes):
                 yield [self._recovered(node) for node in nodes]
-
-    @staticmethod
-    def prompt(context: tree.Context) -> array:
-        """All ids up to and with a context."""
-        ids = array("I")
-        for earlier in (*tree.path(context.parent), context):
-            ids.extend(earlier.ids)
-        return ids
 
     def feed(self, call: Prepared, sampled: Sampled) -> bool:
         """Record a token; whether more are wanted. Refuses what cannot train or is too much."""
@@ -223,16 +213,28 @@ class Session(State):
         self._write({"type": "note", "notes": notes})
         return self.notes
 
+    def foreign(self, number: int, **facts: Any) -> None:
+        """What is known of a call that a provider answers, before it does and after."""
+        if self.sealed or number >= MAX_NODES:
+            raise errors.SealedError("the session is sealed, or has too many calls")
+        self._write({"type": "call", "number": number, **facts})
+
     def seal(self) -> Trajectory:
         """Freeze for good. Sealing again gives an equal object."""
         if not self.sealed:
-            for node in self.generations():
-                if node.delivery == "sampling":
-                    self._end(node, stop="aborted")
+            self._cut("aborted")
             self._write({"type": "seal"})
             if self._log:
                 self._log.close()
         return export.trajectory(self)
+
+    def _cut(self, stop: str) -> None:
+        """The end of all that is under way."""
+        for node in self.generations():
+            if node.delivery == "sampling":
+                self._end(node, stop=stop)
+        for number in [n for n, call in self.calls.items() if not call["delivery"]]:
+            self.foreign(number, delivery="aborted", stop=stop)
 
     def _prepared(self, node: tree.Generation, prompt: array) -> Prepared:
         context, requested = node.parent, node.requested
@@ -246,7 +248,7 @@ class Session(State):
         return Prepared(node, prompt, len(prompt), sampling, self._reader(node))
 
     def _recovered(self, node: tree.Generation) -> Prepared:
-        reader, size = self._reader(node), len(self.prompt(node.parent))
+        reader, size = self._reader(node), len(tree.prompt(node.parent))
         said = [*reader.feed(node.ids), *reader.end(node.stop != "stop")]
         return Prepared(node, array("I"), size, Sampling(0, 0, (), ""), reader, said)
 

@@ -40,6 +40,7 @@ class State:
         self.prompts: dict[str, tree.Context] = {}  # of completions, by `tree.prompt_key`
         self.nodes: list[tree.Context | tree.Generation] = []
         self.notes: dict[str, Any] = {}
+        self.calls: dict[int, dict[str, Any]] = {}  # that a provider answers
         self.sealed = False
         self.longest = 0  # messages in the longest request so far
         self._asked: dict = {}
@@ -74,6 +75,8 @@ class State:
                 node.delivery, node.digest = fields["state"], ""
             case "note":
                 self.notes |= fields["notes"]
+            case "call":
+                self.calls[fields["number"]] = self.calls.get(fields["number"], {}) | fields
             case "seal":
                 self.sealed = True
             case other:

@@ -109,6 +109,7 @@ class Trajectory:
     conservation: Conservation
     incomplete: tuple[str, ...] = ()  # what is known to be missing
     notes: dict = field(default_factory=dict)  # the reward and whatever else was annotated
+    calls: tuple[dict, ...] = ()  # that a provider answered: what was said, without token ids
     schema: Literal["trajectory/1"] = SCHEMA
 
     def __post_init__(self) -> None:

@@ -128,6 +128,14 @@ def path(generation: Generation | None) -> list[Context | Generation]:
     return nodes[::-1]
 
 
+def prompt(context: Context) -> array:
+    """All ids up to and with a context."""
+    ids = array("I")
+    for earlier in (*path(context.parent), context):
+        ids.extend(earlier.ids)
+    return ids
+
+
 def locate(roots: Sequence[Context], messages: Sequence[dict], tools: str, secret: str) -> Place:
     """The deepest place in the forest that `messages` extend; ties go to the latest branch.
 
