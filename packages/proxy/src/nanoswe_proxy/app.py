@@ -106,7 +106,7 @@ class _Routes:
             if self.admin_key and not secrets.compare_digest(given, self.admin_key):
                 raise ProxyError("the admin's key is wanted as the bearer", 401, "admin_key_needed")
             self.proxy.root_url = self.proxy.root_url or str(request.base_url).rstrip("/")
-            raw = await _body(request)
+            raw = await body_of(request)
             done = act(request.path_params.get("cap", ""), wire.loads(raw) if raw else {})
             done = await done if inspect.isawaitable(done) else done
             if isinstance(done, Trajectory):
@@ -122,7 +122,7 @@ class _Routes:
             request.state.dialect = dialect
             if cap := request.path_params.get("cap", ""):
                 self.proxy.live(cap)  # unknown ones are refused before the body is read
-            raw = await _body(request)
+            raw = await body_of(request)
             cap = cap or self._named(request, str(wire.loads(raw).get("nanoswe_session") or ""))
             self.proxy.live(cap)
             if isinstance(self.proxy.engine, Provider):
@@ -170,8 +170,13 @@ class _Routes:
             error = BadRequest(what, error.status_code)
         assert isinstance(error, ProxyError)
         self.proxy.counts[f'errors{{status="{error.status}"}}'] += 1
-        shape = getattr(getattr(request.state, "dialect", chat), "error", ProxyError.body)
-        return JSONResponse(shape(error), error.status)
+        return await refused(request, error)
+
+
+async def refused(request: HttpRequest, error: Any) -> Response:
+    """An error as its dialect's clients read it."""
+    shape = getattr(getattr(request.state, "dialect", chat), "error", ProxyError.body)
+    return JSONResponse(shape(error), error.status)
 
 
 def create_app(proxy: Proxy, *, control: bool = True, admin_key: str = "") -> Starlette:
@@ -203,9 +208,12 @@ def create_app(proxy: Proxy, *, control: bool = True, admin_key: str = "") -> St
 
 @asynccontextmanager
 async def serve(
-    proxy: Proxy, host: str = "127.0.0.1", port: int = 0, *, app: Starlette | None = None
-) -> AsyncIterator[str]:
-    """Run uvicorn on this loop; yields the root URL. Agents' routes only, unless `app` has more."""
+    proxy: Any, host: str = "127.0.0.1", port: int = 0, *, app: Starlette | None = None,
+    fd: int = -1,
+) -> AsyncIterator[str]:  # fmt: skip
+    """Run uvicorn on this loop; yields the root URL. Agents' routes only, unless `app` has more.
+    `fd` is a socket that listens already, instead of host and port; a `proxy` learns its URL.
+    """
     # Clients end idle connections first (httpx: after 5 s): else a request meets the closing.
     server = uvicorn.Server(uvicorn.Config(
         app or create_app(proxy, control=False), log_config=None, log_level="warning",
@@ -216,7 +224,10 @@ async def serve(
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
     opened = server.server_state.connections
     proxy.connected = lambda peer: any(getattr(c, "client", None) == peer for c in opened)
-    with socket.create_server((host, port), backlog=2048) as listener:
+    bound = (
+        socket.socket(fileno=fd) if fd >= 0 else socket.create_server((host, port), backlog=2048)
+    )
+    with bound as listener:
         # asyncio does this for sockets that it makes itself; without it a reply waits 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         running = asyncio.create_task(server.serve(sockets=[listener]))
@@ -249,7 +260,8 @@ def watch(proxy: Proxy, host: str, port: int) -> str:
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-async def _body(request: HttpRequest) -> bytes:
+async def body_of(request: HttpRequest) -> bytes:
+    """Refuses what is over the limit before it is read whole."""
     body = bytearray()
     try:
         async for chunk in request.stream():

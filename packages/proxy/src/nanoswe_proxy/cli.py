@@ -43,9 +43,11 @@ def cli() -> None:
 @option("--max-calls", default=1024, type=click.IntRange(1), help="More wait for their turn.")
 @click.option("--trajectories", type=FILE, help="Append every sealed one to this JSONL file.")
 @click.option("--logs", type=FOLDER, help="Log sessions here: they go on after a crash.")
+@option("--workers", default=1, type=click.IntRange(1, 64), help="Processes, with ports of theirs.")
+@click.option("--worker", default="", hidden=True)
 def serve(
     engine: str, tokenizer: Path | None, provider: str, host: str, port: int, health_port: int,
-    trajectories: Path | None, logs: Path | None, **limits: Any,
+    trajectories: Path | None, logs: Path | None, workers: int, worker: str, **limits: Any,
 ) -> None:  # fmt: skip
     """Serve until interrupted. NANOSWE_ADMIN_KEY, if set, guards the trainer's routes."""
     import uvloop
@@ -60,31 +62,63 @@ def serve(
 
     if bool(provider) == bool(engine) or bool(engine) != bool(tokenizer):
         raise click.UsageError("give --engine and --tokenizer, or --provider alone")
+    if workers > 1 and not worker:
+        uvloop.run(_front(workers, host, port, health_port))
+        return
+    number, _, fd = worker.partition(":")
+    logs = logs / f"w{number}" if logs and worker else logs
 
     async def run() -> None:
-        asked: Any = Provider(provider) if tokenizer is None else load_engine(engine, tokenizer)
         renderer: Any = Renderer(tokenizer) if tokenizer else None
+        asked: Any = load_engine(engine, tokenizer) if tokenizer else Provider(provider)
         proxy = Proxy(asked, renderer, logs, **limits)
         facts = await probe(asked, renderer) if tokenizer else {"provider": provider}
         if logs:
             logs.mkdir(mode=0o700, parents=True, exist_ok=True)
             (logs / "engine.json").write_text(json.dumps(facts) + "\n")
-        stop = asyncio.Event()
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(sign, stop.set)
+        stop = _stopped()
+        if worker:  # its input ends with its parent
+            proxy.prefix = f"w{number}-"
+            asyncio.get_running_loop().add_reader(0, stop.set)
         if trajectories:
             write_jsonl(trajectories)  # what cannot be written is said now
             proxy.on_seal = partial(write_jsonl, trajectories)
         app = shell.create_app(proxy, admin_key=os.environ.get("NANOSWE_ADMIN_KEY", ""))
-        async with shell.serve(proxy, host, port, app=app) as url:
-            click.echo(f"listening on {url}", err=True)
-            facts |= {"health": shell.watch(proxy, host, health_port) + "/health"}
-            click.echo(f"engine: {json.dumps(facts)}", err=True)
+        async with shell.serve(proxy, host, port, app=app, fd=int(fd or -1)) as url:
+            if not worker:
+                click.echo(f"listening on {url}", err=True)
+                facts.update(health=shell.watch(proxy, host, health_port) + "/health")
+            if number in ("", "0"):
+                click.echo(f"engine: {json.dumps(facts)}", err=True)
             await stop.wait()
 
     sys.setswitchinterval(0.001)  # encoders give way to the loop
     gc.freeze()  # what was imported lives as long as the process: no need to look at it again
     uvloop.run(run())
+
+
+def _stopped() -> asyncio.Event:
+    """Set when the process is told to stop."""
+    stop = asyncio.Event()
+    for sign in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sign, stop.set)
+    return stop
+
+
+async def _front(count: int, host: str, port: int, health_port: int) -> None:
+    from nanoswe_proxy.app import serve
+    from nanoswe_proxy.workers import running
+
+    stop = asyncio.ensure_future(_stopped().wait())
+    async with running(count, host, port) as (front, watching):
+        app = front.app()
+        main, other = (serve(front, host, at, app=app) for at in (port, health_port))
+        async with main as url, other as health:
+            known = {"workers": front.urls, "health": f"{health}/health"}
+            click.echo(f"listening on {url}\nworkers: {json.dumps(known)}", err=True)
+            await asyncio.wait({stop, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # a worker that cannot start again
 
 
 @cli.command()

@@ -61,7 +61,7 @@ class Proxy:
             raise errors.BadRequest("max_sessions and max_calls must be at least 1")
         self.max_sessions, self._slots = max_sessions, asyncio.Semaphore(max_calls)
         self.defaults = DEFAULTS | defaults
-        self.root_url = ""
+        self.root_url, self.prefix = "", ""  # capabilities begin with the latter
         self.counts: Counter[str] = Counter()
         self.connected: Callable[[Any], bool] = lambda peer: True
         self.on_seal: Callable[[Trajectory], None] = lambda trajectory: None
@@ -90,7 +90,7 @@ class Proxy:
         if len(self._live) >= self.max_sessions:
             many = f"{len(self._live)} sessions are open"
             raise errors.ProxyError(many, 503, "too_many_sessions")
-        cap = secrets.token_urlsafe(18)
+        cap = self.prefix + secrets.token_urlsafe(18)
         facts = {"trial_id": trial_id, "try_": try_, "seed_key": f"{trial_id}/{try_}"}
         facts |= self.defaults | {k: v for k, v in fixed.items() if v is not None}
         try:
@@ -160,6 +160,10 @@ class Proxy:
             return self._live[cap]
         if self.rank(cap) == 1:
             raise errors.SealedError("the session is sealed")
+        named, dash, _ = cap.partition("-")
+        if self.prefix and named[1:].isdecimal() and named + dash != self.prefix:
+            other = f"this is worker {self.prefix[:-1]}: ask the session's own, {named[:20]}"
+            raise errors.ProxyError(other, 421, "wrong_worker")
         raise errors.ProxyError("no session has this capability", 404, "unknown_session")
 
     async def call(

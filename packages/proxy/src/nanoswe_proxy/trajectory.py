@@ -5,6 +5,7 @@ round trip bit for bit. Refuses rows that do not line up, sampled tokens without
 and an unknown schema number.
 """
 
+import fcntl
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ def from_json(line: str) -> Trajectory:
 def write_jsonl(path: Path, *trajectories: Trajectory) -> None:
     """Append to `path`."""
     with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # other workers append, too; closing gives it up
         for trajectory in trajectories:
             file.write(trajectory.to_json() + "\n")
 

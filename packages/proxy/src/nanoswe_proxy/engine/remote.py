@@ -28,6 +28,7 @@ from nanoswe_proxy.errors import EngineError
 KEY, TOKENS_PATH = "NANOSWE_ENGINE_KEY", "/inference/v1/generate"
 STRETCH = 8192  # ids written at once
 MAX_TEXT_BYTES = 64 << 20  # of prompts' text kept; the sessions that spoke last have theirs
+GRACE_SEC = 1.0
 UNLOGGED = -9999.0  # what servers write for a logprob that is -inf or NaN
 PLAIN = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
 Read = tuple[list[tuple[int, float | None]], str]  # tokens, logprobs; why it ended if it did
@@ -91,7 +92,9 @@ class RemoteEngine:
                         got.append(token)
                         yield Sampled(token, logprob, version)
             if finish == "abort" and self._running.is_set():
-                raise EngineError("the server aborted the request")
+                await asyncio.sleep(GRACE_SEC)  # another worker's pause may come before ours
+                if self._running.is_set():
+                    raise EngineError("the server aborted the request")
 
     async def release(self, session: str) -> None:
         self._texts.pop(session, None)
