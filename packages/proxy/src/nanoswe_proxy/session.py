@@ -138,9 +138,8 @@ class Session(State):
             self._said.pop(node.index, None)
             node = node.parent.parent
         parents = [c.index for c in contexts for _ in range(n)]
-        intent = {"parents": parents, "requested": requested, "messages": size}
-        intent |= {"level": level, "created": int(time.time()), "digest": digest}
-        self._write({"type": "intent", **intent})
+        intent = {"type": "intent", "parents": parents, "requested": requested, "messages": size}
+        self._write(intent | {"level": level, "created": int(time.time()), "digest": digest})
         made = cast(list[tree.Generation], self.nodes[-len(parents) :])
         return [self._prepared(node, prompts[i // n]) for i, node in enumerate(made)]
 
