@@ -53,11 +53,6 @@ def serve(
     import uvloop
 
     from nanoswe_proxy import app as shell
-    from nanoswe_proxy.engine import load_engine
-    from nanoswe_proxy.engine.probe import probe
-    from nanoswe_proxy.engine.provider import Provider
-    from nanoswe_proxy.proxy import Proxy
-    from nanoswe_proxy.render.base import Renderer
     from nanoswe_proxy.trajectory import write_jsonl
 
     if bool(provider) == bool(engine) or bool(engine) != bool(tokenizer):
@@ -69,13 +64,7 @@ def serve(
     logs = logs / f"w{number}" if logs and worker else logs
 
     async def run() -> None:
-        renderer: Any = Renderer(tokenizer) if tokenizer else None
-        asked: Any = load_engine(engine, tokenizer) if tokenizer else Provider(provider)
-        proxy = Proxy(asked, renderer, logs, **limits)
-        facts = await probe(asked, renderer) if tokenizer else {"provider": provider}
-        if logs:
-            logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (logs / "engine.json").write_text(json.dumps(facts) + "\n")
+        proxy, facts = await _proxy(engine, tokenizer, provider, logs, limits)
         stop = _stopped()
         if worker:  # its input ends with its parent
             proxy.prefix = f"w{number}-"
@@ -95,6 +84,26 @@ def serve(
     sys.setswitchinterval(0.001)  # encoders give way to the loop
     gc.freeze()  # what was imported lives as long as the process: no need to look at it again
     uvloop.run(run())
+
+
+async def _proxy(
+    engine: str, tokenizer: Path | None, provider: str, logs: Path | None, limits: dict
+) -> tuple[Any, dict]:
+    """A proxy, and what is known of what answers."""
+    from nanoswe_proxy.engine import load_engine
+    from nanoswe_proxy.engine.probe import probe
+    from nanoswe_proxy.engine.provider import Provider
+    from nanoswe_proxy.proxy import Proxy
+    from nanoswe_proxy.render.base import Renderer
+
+    renderer: Any = Renderer(tokenizer) if tokenizer else None
+    asked: Any = load_engine(engine, tokenizer) if tokenizer else Provider(provider)
+    proxy = Proxy(asked, renderer, logs, **limits)
+    facts = await probe(asked, renderer) if tokenizer else {"provider": provider}
+    if logs:
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (logs / "engine.json").write_text(json.dumps(facts) + "\n")
+    return proxy, facts
 
 
 def _stopped() -> asyncio.Event:

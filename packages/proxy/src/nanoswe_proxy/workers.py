@@ -118,35 +118,11 @@ async def running(count: int, host: str, port: int) -> AsyncIterator[tuple[Front
     front = Front([f"http://{host}:{listener.getsockname()[1]}" for listener in listeners])
     started = [asyncio.Event() for _ in range(count)]
 
-    async def keep(n: int) -> None:
-        fd = listeners[n].fileno()
-        if n:  # what is wrong is said once
-            await started[0].wait()
-        while True:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *START, *sys.argv[1:], "--worker", f"{n}:{fd}",
-                stdin=asyncio.subprocess.PIPE, pass_fds=[fd],
-            )  # fmt: skip
-            try:
-                ended = asyncio.ensure_future(process.wait())
-                up = asyncio.ensure_future(_answers(front, n))
-                await asyncio.wait([ended, up], return_when=asyncio.FIRST_COMPLETED)
-                if not up.done():
-                    up.cancel()
-                    raise ProxyError(f"worker {n} ended with code {ended.result()} as it started")
-                started[n].set()
-                log.warning("worker %d ended with code %d, and starts again", n, await ended)
-            finally:
-                if process.returncode is None:  # its input ends: so does it, in good order
-                    assert process.stdin
-                    process.stdin.close()
-                    await process.wait()
-
     async def keep_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for n in range(count):
-                    group.create_task(keep(n))
+                    group.create_task(_keep(front, n, listeners[n].fileno(), started))
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from failed
 
@@ -164,6 +140,31 @@ async def running(count: int, host: str, port: int) -> AsyncIterator[tuple[Front
         await front.client.aclose()
         for listener in listeners:
             listener.close()
+
+
+async def _keep(front: Front, n: int, fd: int, started: Sequence[asyncio.Event]) -> None:
+    """Worker `n`, and the next one where it dies."""
+    if n:  # what is wrong is said once
+        await started[0].wait()
+    while True:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *START, *sys.argv[1:], "--worker", f"{n}:{fd}",
+            stdin=asyncio.subprocess.PIPE, pass_fds=[fd],
+        )  # fmt: skip
+        try:
+            ended = asyncio.ensure_future(process.wait())
+            up = asyncio.ensure_future(_answers(front, n))
+            await asyncio.wait([ended, up], return_when=asyncio.FIRST_COMPLETED)
+            if not up.done():
+                up.cancel()
+                raise ProxyError(f"worker {n} ended with code {ended.result()} as it started")
+            started[n].set()
+            log.warning("worker %d ended with code %d, and starts again", n, await ended)
+        finally:
+            if process.returncode is None:  # its input ends: so does it, in good order
+                assert process.stdin
+                process.stdin.close()
+                await process.wait()
 
 
 async def _answers(front: Front, n: int) -> None:
