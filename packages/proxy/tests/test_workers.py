@@ -17,6 +17,7 @@ from test_cli import COMMAND
 from nanoswe_proxy.trajectory import from_json, read_jsonl
 
 USER = [{"role": "user", "content": "go"}]
+NEXT = [{"role": "user", "content": "again"}]  # another body: else the same reply may be sent again
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def test_two_workers(folders, tmp_path):
             assert admin.post("/pause").json() == {"paused": True}
             told, waiting = [], []
             for base in bases[:2]:
-                waiting.append(threading.Thread(target=lambda b=base: told.append(say(b))))
+                waiting.append(threading.Thread(target=lambda b=base: told.append(say(b, NEXT))))
                 waiting[-1].start()
             time.sleep(0.5)
             assert not told
