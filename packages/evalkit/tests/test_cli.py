@@ -104,7 +104,8 @@ def test_what_is_missing_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         (("verify", "nowhere", "sandbox.kind=jail"), "verify: sandbox.kind: Input should be"),
         (("compare", "a", "b"), "a: holds no trials.jsonl"),
         (("regrade", "a"), "cannot be read"),
-        (("run",), "Missing argument"),
+        (("run",), "error: Missing argument 'RECIPE'"),
+        (("run", "r.yaml", "--jsn"), "error: No such option"),
     ],
 )
 def test_wrong_input_is_one_line(

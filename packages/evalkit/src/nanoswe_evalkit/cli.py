@@ -143,7 +143,7 @@ def main(group: click.Group = cli) -> None:
     try:
         group(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"error: {error.format_message()}; --help says more", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort, asyncio.CancelledError):
         click.echo("interrupted: run the same command again to resume", err=True)
