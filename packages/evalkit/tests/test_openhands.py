@@ -152,7 +152,7 @@ def test_it_fixes_a_bug(nano: Path, task: Task, tmp_path: Path) -> None:
             [terminal("rm -rf .git"), DONE],
             {},
             Stop.FINISHED,
-            Outcome.PATCH_REJECTED,
+            Outcome.NO_PATCH,
         ),
         ([(401, "{}")], {}, None, Outcome.INFRA_ERROR),
         (
