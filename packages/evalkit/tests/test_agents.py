@@ -159,7 +159,7 @@ FLOOD = "head -c 3000000 /dev/zero | tr '\\0' x"
 ENDINGS: dict[str, tuple[list[Any], dict[str, Any], Stop | None, Outcome]] = {
     "wrong-fix": (["RUN echo x > new", "DONE"], {}, Stop.FINISHED, Outcome.UNRESOLVED),
     "nothing": (["DONE"], {}, Stop.FINISHED, Outcome.NO_PATCH),
-    "no-git": (["RUN rm -rf .git", "DONE"], {}, Stop.FINISHED, Outcome.PATCH_REJECTED),
+    "no-git": (["RUN rm -rf .git", "DONE"], {}, Stop.FINISHED, Outcome.NO_PATCH),
     "tamper": (["TAMPER", "DONE"], {}, Stop.FINISHED, Outcome.TAMPER),
     "too-many-turns": (["RUN true"] * 9, {"max_turns": 3}, Stop.MAX_TURNS, Outcome.NO_PATCH),
     "slow-command": (["RUN sleep 99"], {"agent_sec": 12}, Stop.TIMEOUT, Outcome.NO_PATCH),
