@@ -5,6 +5,7 @@ and the whole of it.
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,15 +18,15 @@ from nanoswe_proxy.render.types import Delta
 SHAPES = json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
 
 
-class Stream(dialects.Stream):
+class Stream(dialects.Stream, ABC):
     """See `dialects.Stream`. `facts` are values that only the dialect has."""
 
     shapes: dict[str, Any]
     number = -1  # of the last event
     ended, failed = False, None
 
-    def facts(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def facts(self) -> dict[str, Any]: ...
 
     def start(self) -> bytes:
         self.blocks: list[dict[str, Any]] = []  # values of each
