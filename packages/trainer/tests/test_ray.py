@@ -37,16 +37,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """The environment of a program that finds it."""
     address = free_address()
     ray = Path(sys.executable).with_name("ray")
+    # Said aloud: ray turns token authentication on by itself where some program has left a token,
+    # and its own health check then sends none.
+    env = os.environ | {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
     head = subprocess.Popen(
         [str(ray), "start", "--head", "--block", "--port", address.rpartition(":")[2],
          "--num-cpus", "4", "--include-dashboard", "false", "--object-store-memory", "100000000",
          "--temp-dir", str(tmp_path_factory.mktemp("ray"))],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    env = os.environ | {"RAY_ADDRESS": address}
     deadline = time.monotonic() + 120
-    while subprocess.run([str(ray), "health-check", "--address", address], check=False,
-                         capture_output=True).returncode:  # fmt: skip
+    while subprocess.run([str(ray), "health-check", "--address", address], env=env,
+                         check=False, capture_output=True).returncode:  # fmt: skip
         assert time.monotonic() < deadline and head.poll() is None
         time.sleep(1)
     yield env
