@@ -116,8 +116,9 @@ def main() -> None:
     parts = ["exactness", "latency"]
     options.add_argument("--parts", nargs="+", choices=parts, default=parts)
     options.add_argument("--only", default="", help="systems with this in their name")
-    asyncio.run(run(options.parse_args()))
-    sys.stdout.write((HERE / "table.md").read_text())
+    given = options.parse_args()
+    asyncio.run(run(given))
+    sys.stdout.write((given.out / "table.md").read_text())
 
 
 def counts(score) -> dict:
