@@ -50,6 +50,18 @@ def test_the_run_without_the_patch_decides(
     assert verdict.outcome is outcome
 
 
+def test_a_whole_patch_that_does_not_reinstall_has_forged_nothing(task: Task) -> None:
+    """As with a changed pyproject.toml, which the policy drops: unresolved, not tamper."""
+    kept, whole, control = _run(task), _run(task, began=False), _run(task, fixed=False) | CONTROL
+    assert judge_logs(task, [kept, whole], ["pyproject.toml"]).unsure
+    verdict = judge_logs(task, [kept, whole, control], ["pyproject.toml"])
+    assert (verdict.outcome, verdict.unsure) == (Outcome.UNRESOLVED, False)
+    verdict = judge_logs(task, [kept, whole, whole | CONTROL], ["pyproject.toml"])
+    assert verdict.outcome is Outcome.GRADER_ERROR
+    verdict = judge_logs(task, [kept, _run(task, fixed=False)], ["pyproject.toml"])
+    assert verdict.outcome is Outcome.TAMPER
+
+
 def test_mostly_nobody_has_to_ask(task: Task) -> None:
     for fixed in (True, False):
         verdict = judge_logs(task, [_run(task, fixed=fixed)], [])

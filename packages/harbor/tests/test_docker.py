@@ -272,6 +272,55 @@ def test_the_image_of_a_package_from_its_source_distribution(
         command("docker", "image", "rm", image)
 
 
+SETUP = "from setuptools import setup\n\nsetup(name='tiny', version='1', py_modules=['tiny'])\n"
+TINY = {"tiny.py": "X = 1\n", "setup.py": SETUP, "pyproject.toml": "", "test_tiny.py": ""}
+GOOD, BREAKS = {"tiny.py": "X = 42\n"}, {"setup.py": "raise SystemExit('gone')\n"}
+JUDGED = {  # how → (changed, what the image has lost, reward)
+    "resolved": (GOOD, "", "1"),
+    "the patch breaks setup.py": (GOOD | BREAKS, "", "0"),
+    "the patch breaks pyproject.toml": (GOOD | {"pyproject.toml": "["}, "", "0"),
+    "the image cannot build it": (GOOD, "/opt/wheels/*", None),
+    "neither can": (GOOD | BREAKS, "/opt/wheels/*", None),
+}
+
+
+def test_whose_fault_a_failed_reinstall_is(logs: Path, pythons: str | None, tmp_path: Path) -> None:
+    """A task's own test.sh: a patch that breaks it scores 0; an image that does scores nothing."""
+    image = build_env("verified", "psf__requests-2.26", logs, pythons)
+    git = ("git", "-C", str(tree := tmp_path / "tree"), "-c", "user.name=a", "-c", "user.email=a@b")
+    tree.mkdir()
+
+    def write(files: dict[str, str]) -> str:
+        for name, text in files.items():
+            (tree / name).write_text(text)
+        return command(*git, "diff")
+
+    command(*git, "init", "-q", "-b", "main")
+    write(TINY)
+    command(*git, "add", "-A")
+    command(*git, "commit", "-q", "-m", "base")
+    tests = write({"test_tiny.py": "import tiny\n\n\ndef test_x():\n    assert tiny.X == 42\n"})
+    command(*git, "checkout", "-q", ".")
+    row = json.loads(EXCERPT.read_text().splitlines()[0])
+    row |= {"instance_id": "psf__requests-0", "repo": "psf/requests", "version": "2.26"}
+    row |= {"base_commit": command(*git, "rev-parse", "HEAD").strip(), "test_patch": tests}
+    row |= {"FAIL_TO_PASS": ["test_tiny.py::test_x"], "PASS_TO_PASS": []}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    convert(read_rows(str(tmp_path / "rows.jsonl")), tmp_path / "tasks", "rows", images="built")
+    mounts = (f"-v{tree}:/from:ro", f"-v{tmp_path}/tasks/psf__requests-0/tests:/given:ro")
+    for how, (changed, lost, reward) in JUDGED.items():
+        patch = write(changed)
+        command(*git, "checkout", "-q", ".")
+        script = f"cp -r /from/. /testbed; cp -r /given /tests; rm -f {lost}; mkdir -p "
+        script += f"/logs/artifacts; printf %s {shlex.quote(patch)} > /logs/artifacts/model.patch; "
+        script += "bash /tests/test.sh >&2; cat /logs/verifier/*.log >&2; "
+        script += "cat /logs/verifier/reward.txt || echo None; cat /logs/verifier/report.json"
+        argv = ("docker", "run", "--rm", "--network=none", *mounts, image, "bash", "-c", script)
+        found, report = command(*argv).split("\n", 1)
+        assert found == str(reward), f"{how}: {report}"
+        assert json.loads(report)["tamper"] is False
+
+
 @pytest.mark.parametrize("kind", ["base", "proxy", "evalkit", "agent"])
 def test_a_static_image(kind: str, wheels: None, pythons: str | None) -> None:
     command("docker", "buildx", "bake", kind, env={"PYTHONS": pythons} if pythons else {})

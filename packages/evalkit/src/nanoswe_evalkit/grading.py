@@ -2,10 +2,10 @@
 
 In: the agent's sandbox (to extract the patch) and a way to open pristine ones (to grade it). Out:
 the patch, and an outcome with its report. What harbor's patch policy drops is graded once without
-and once with it: two verdicts that differ are TAMPER. Where tests never begin, or a pass-to-pass
-test is skipped or expected to fail, the same tests run without the patch too: what is so there is
-our fault (GRADER_ERROR) or excused; what is not, the patch's. The log is parsed on the host, under
-a nonce. Refuses (PatchError) a work tree that no longer yields a diff.
+and once with it: two verdicts that differ are TAMPER. Where tests never begin (a reinstall fails),
+or a pass-to-pass test is skipped or expected to fail, they run without the patch too: what is so
+there is our fault (GRADER_ERROR) or excused; what is not, the patch's. The log is parsed on the
+host, under a nonce. Refuses (PatchError) a work tree that no longer yields a diff.
 """
 
 import asyncio
@@ -105,12 +105,12 @@ def judge_logs(task: Task, runs: Sequence[Run], dropped: Sequence[str]) -> Verdi
     judged = [_judge_log(task, run, control) for run in runs if "control" not in run]
     (outcome, report), *raw = judged
     unsure = control is None and any(r.get("infra") or r.get("excused") for _, r in judged)
-    report |= {"dropped": dropped, "runs": runs}
-    for other, _ in raw:
-        report["raw_outcome"] = str(other)
+    report.update([("raw_outcome", str(other)) for other, _ in raw], dropped=dropped, runs=runs)
+    for other, whole in raw:  # where the whole patch let no test begin, nothing was forged
         if Outcome.GRADER_ERROR in (outcome, other):
             return Verdict(Outcome.GRADER_ERROR, report, unsure)
-        outcome = outcome if outcome is other else Outcome.TAMPER
+        forged = Outcome.UNRESOLVED if whole.get("infra") else Outcome.TAMPER
+        outcome = outcome if outcome is other else forged
     return Verdict(outcome, report, unsure)
 
 

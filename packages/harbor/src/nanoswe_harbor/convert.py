@@ -94,9 +94,8 @@ def convert_nano(
     with _replacing(out) as folder:
         for split in SPLITS:
             rows = (build(case, folder / "mirror") for case in cases(split, counts[split], seed))
-            source = f"nano seed {seed}"
+            name, source = out.with_name(f"{out.name}-{split}"), f"nano seed {seed}"
             made = ((row.instance_id, task_files(row, source)) for row in rows)
-            name = out.with_name(f"{out.name}-{split}")
             total += _write_dataset(made, folder / split, name, source, on_row)[0]
     return total
 

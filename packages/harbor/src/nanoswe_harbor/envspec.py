@@ -97,8 +97,7 @@ class EnvSpec(BaseModel):
 def find_spec(repo: str, version: str) -> tuple[Profile, EnvSpec]:
     """The profile and spec of a pair. Raises SpecError, naming the versions that are known."""
     known = _specs()
-    owner = repo.split("/")[0]
-    versions = known.get(repo.lower()) or known.get(f"{owner}/*")
+    versions = known.get(repo.lower()) or known.get(f"{repo.split('/')[0]}/*")
     if versions is None:
         raise SpecError(f"{repo}: no environment spec for this repository; add it to specs/")
     if version not in versions:

@@ -23,6 +23,7 @@ else:  # a copy in a task's tests/ folder
     from parsers import PARSERS, SUMMARY, short_name  # type: ignore[no-redef]
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+NOT_INSTALLED = "\n>>>>> Install Failed\n"
 # What the official scripts trace or print before the tests, where they print no start marker.
 OLD_START = re.compile(
     r"\n>>>>> Applied Patch \(pred\)(?=\n)|\n\+ .*\b(?:pytest|tox|runtests\.py|bin/test)\b"
@@ -65,6 +66,7 @@ def grade(
         "resolved": False,
         "infra": section.infra,
         "tamper": False,
+        "reinstalled": NOT_INSTALLED not in log,
         "reason": section.reason,
         "exit_code": section.exit_code,
         "fail_to_pass": _split(expected["fail_to_pass"], judged, ("PASSED",), ()),
@@ -118,15 +120,15 @@ def own_section(log: str, exit_code: Optional[int], nonce: Optional[str]) -> Sec
             results = _between(log[end:], "\n>>>>> Results {}\n".format(words[4]), "\n>>>>> End")
             text = log[at + len(start) : end + 1]
             return Section(text, int(words[5]), "", False, canary, results)
-    if "\n>>>>> Test Patch Failed\n" in "\n" + log:
-        reason, infra = "the test files could not be restored", False
-    elif exit_code in TIMEOUT_EXITS:
-        reason, infra = "timeout: the tests were cut off", False
-    elif START in log:
-        reason, infra = "no end marker: the tests were cut off", False
-    else:
-        reason, infra = "no start marker: the tests never began", True
-    return Section("", None, reason, infra, "", None)
+    endings = (
+        ("\n>>>>> Test Patch Failed\n" in "\n" + log, "the test files could not be restored"),
+        (exit_code in TIMEOUT_EXITS, "timeout: the tests were cut off"),
+        (START in log, "no end marker: the tests were cut off"),
+        (NOT_INSTALLED in log, "the reinstall failed: the tests never began"),
+        (True, "no start marker: the tests never began"),
+    )
+    reason = next(reason for holds, reason in endings if holds)
+    return Section("", None, reason, "never began" in reason, "", None)
 
 
 def official_section(log: str) -> Section:
