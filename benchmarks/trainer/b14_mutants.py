@@ -121,7 +121,9 @@ def noticed(module: str, path: Path, text: str, tests: list[str]) -> bool:
         sys.meta_path.insert(0, Finder(module, path, text))  # type: ignore[arg-type]
         code = 1
         with suppress(BaseException):
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+            # what is imported before the fork cannot be rewritten, and warns
+            loaded = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *loaded, *tests])
         os._exit(int(code))
     _, status = os.waitpid(child, 0)
     return status != 0

@@ -92,11 +92,13 @@ async def turns_per_sec(proxy: Proxy, ask: Ask) -> float:
 
 
 async def over_http(proxy: Proxy) -> float:
-    limits = httpx.Limits(max_connections=64)  # the client is this process's too
+    # The client is this process's too. Its pool walks over all that wait, so few may.
+    limits, turnstile = httpx.Limits(max_connections=64), asyncio.Semaphore(64)
     async with serve(proxy), httpx.AsyncClient(limits=limits, timeout=600) as client:
 
         async def ask(cap: str, raw: bytes) -> dict:
-            response = await client.post(f"{proxy.base_url(cap)}/chat/completions", content=raw)
+            async with turnstile:
+                response = await client.post(f"{proxy.base_url(cap)}/chat/completions", content=raw)
             return response.json()["choices"][0]["message"]
 
         return await turns_per_sec(proxy, ask)
