@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from nanoswe_proxy.engine.base import Sampled, Sampling
+from nanoswe_proxy.engine.base import Sampling
 from nanoswe_proxy.engine.scripted import ScriptedEngine
 
 
@@ -64,7 +64,7 @@ class Server:
         return JSONResponse({"status": "resumed"})
 
     async def _sample(self, body: dict, ids: list[int], how: dict, most: str) -> AsyncIterator:
-        """Tokens as they come, then None or the cause of the end."""
+        """Tokens as they come, and the cause of the end with the last one, or after it."""
         await self.running.wait()
         stops = tuple(how.get("stop_token_ids") or ()) or self.stop_ids
         wanted = how.get(most) or how.get("max_completion_tokens") or self.engine.max_context
@@ -76,15 +76,24 @@ class Server:
             str(how.get("seed", how.get("sampling_seed"))),
         )
         session = str(body.get("cache_salt") or body.get("extra_key") or "direct")
-        done = "length"
-        async for sampled in self.engine.generate(session.split(".")[0], ids, sampling):
+        done, left = None, sampling.max_tokens
+        stream = self.engine.generate(session.split(".")[0], ids, sampling)
+        sampled = await anext(stream, None)
+        while sampled:
             if self.paused.is_set():
                 self.engine.log[-1].sampled.pop()  # it was never sent
-                done = "abort"
-                break
-            done = "stop" if sampled.token in stops else done
-            yield sampled
-        yield done
+                yield None, "abort"
+                return
+            left -= 1
+            ending = sampled.token in stops or not left
+            after = await anext(stream, None) if ending else None
+            done = (
+                ("stop" if sampled.token in stops else "length") if ending and not after else None
+            )
+            yield sampled, done
+            sampled = after or (None if ending else await anext(stream, None))
+        if not done:
+            yield None, "length"
 
     async def _body(self, request: Request) -> dict:
         body = json.loads(await request.body())
@@ -114,28 +123,24 @@ class Server:
             return refused
 
         async def events() -> AsyncIterator[dict]:
-            async for item in self._sample(body, body["prompt"], body, "max_tokens"):
-                if isinstance(item, Sampled):
-                    logged = {
-                        "tokens": [f"token_id:{item.token}"],
-                        "token_logprobs": [item.logprob],
-                    }
-                    choice = {"index": 0, "text": "", "logprobs": logged, "finish_reason": None}
+            async for item, ended in self._sample(body, body["prompt"], body, "max_tokens"):
+                logged: dict = {"tokens": [], "token_logprobs": []}
+                choice = {"index": 0, "text": "", "logprobs": logged, "finish_reason": ended}
+                if item:
+                    logged["tokens"].append(f"token_id:{item.token}")
+                    logged["token_logprobs"].append(item.logprob)
                     if body.get("return_token_ids"):
                         choice |= {"token_ids": [item.token], "prompt_token_ids": body["prompt"]}
-                else:
-                    empty = {"tokens": [], "token_logprobs": []}
-                    choice = {"index": 0, "text": "", "logprobs": empty, "finish_reason": item}
                 yield {"object": "text_completion", "choices": [choice]}
 
         if body.get("stream"):
             return self._stream(events())
         items = [i async for i in self._sample(body, body["prompt"], body, "max_tokens")]
-        tokens = [i for i in items if isinstance(i, Sampled)]
+        tokens = [t for t, _ in items if t]
         text = self.engine.tokenizer.decode([t.token for t in tokens], skip_special_tokens=True)
         logged = {"tokens": [f"token_id:{t.token}" for t in tokens],
                   "token_logprobs": [t.logprob for t in tokens]}  # fmt: skip
-        choice = {"index": 0, "text": text, "logprobs": logged, "finish_reason": items[-1],
+        choice = {"index": 0, "text": text, "logprobs": logged, "finish_reason": items[-1][1],
                   "stop_reason": None, "prompt_token_ids": body["prompt"],
                   "token_ids": [t.token for t in tokens]}  # fmt: skip
         return JSONResponse({"id": "cmpl-1", "object": "text_completion", "created": 0,
@@ -153,14 +158,13 @@ class Server:
 
         async def events() -> AsyncIterator[dict]:
             how = body["sampling_params"]
-            async for item in self._sample(body, body["token_ids"], how, "max_tokens"):
+            async for item, ended in self._sample(body, body["token_ids"], how, "max_tokens"):
                 choice: dict = {"index": 0, "token_ids": [], "logprobs": None}
-                if isinstance(item, Sampled):
+                choice["finish_reason"] = ended
+                if item:
                     one = {"token": f"token_id:{item.token}", "token_id": item.token, "rank": 1}
                     content = [one | {"logprob": item.logprob}]
                     choice |= {"token_ids": [item.token], "logprobs": {"content": content}}
-                else:
-                    choice["finish_reason"] = item
                 yield {"request_id": "r", "output_mode": "tokens", "choices": [choice]}
 
         if body.get("stream"):
@@ -179,12 +183,10 @@ class Server:
         async def events() -> AsyncIterator[dict]:
             logged: list = []
             how = body["sampling_params"]
-            async for item in self._sample(body, body["input_ids"], how, "max_new_tokens"):
-                ended = None
-                if isinstance(item, Sampled):
+            async for item, cause in self._sample(body, body["input_ids"], how, "max_new_tokens"):
+                ended = {"type": cause} if cause else None
+                if item:
                     logged.append([item.logprob, item.token, None])
-                else:
-                    ended = {"type": item}
                 # cumulative, as SGLang is unless started with --stream-output
                 meta = {"id": "r", "finish_reason": ended, "completion_tokens": len(logged),
                         "output_token_logprobs": logged}  # fmt: skip
@@ -202,7 +204,7 @@ class Server:
             error = {"message": say, "type": "BadRequestError", "code": 400, "param": None}
             return JSONResponse({"error": error}, 400)
         items = [i async for i in self._sample(body, ids, body, "max_tokens")]
-        tokens = [i for i in items if isinstance(i, Sampled)]
+        tokens, ended = [t for t, _ in items if t], items[-1][1]
         message = self.parse([t.token for t in tokens])
         logged = [
             {
@@ -213,7 +215,7 @@ class Server:
             }
             for t in tokens
         ]
-        cause = "tool_calls" if message.get("tool_calls") and items[-1] == "stop" else items[-1]
+        cause = "tool_calls" if message.get("tool_calls") and ended == "stop" else ended
         choice = {"index": 0, "message": message, "finish_reason": cause,
                   "logprobs": {"content": logged} if body.get("logprobs") else None,
                   "token_ids": [t.token for t in tokens]}  # fmt: skip

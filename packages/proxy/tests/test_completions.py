@@ -225,6 +225,39 @@ def test_prompts_as_text_and_as_ids(folder):
     asyncio.run(main())
 
 
+def test_a_chat_has_the_logprobs_that_were_sampled(folder):
+    """Of each choice, streamed and whole, the end token's too; they are the engine's own."""
+
+    async def main():
+        async with running(folder, by_seed(folder)) as (proxy, client):
+            for n, stream in enumerate((False, True)):
+                cap, asked = proxy.open(f"t.{n}", seed_key="k"), {"logprobs": True, "n": 4}
+                answer = await chat(client, cap, USER, stream=stream, top_logprobs=0, **asked)
+                if not stream:
+                    choices = answer.json()["choices"]
+                told: dict[int, list] = {i: [] for i in range(4)}
+                chunks = [json.loads(c) for c in frames(answer.text)[:-1]] if stream else ()
+                for choice in (c for chunk in chunks for c in chunk["choices"]):
+                    told[choice["index"]] += choice["logprobs"]["content"]
+                for i, choice in enumerate(choices):
+                    logged = choice["logprobs"]["content"]
+                    assert not stream or logged == told[i]
+                    entry = proxy.engine.log[4 * n + i]
+                    assert [t["logprob"] for t in logged] == [s.logprob for s in entry.sampled]
+                    assert all(t["top_logprobs"] == [] for t in logged)
+                    spelled = b"".join(bytes(t["bytes"]) for t in logged)
+                    text = choice["message"]["content"] or ""
+                    assert spelled.decode().strip().startswith(text.strip())
+                    assert logged[-1]["token"] == "<|im_end|>"
+            for wrong in ({"top_logprobs": 3}, {"logprobs": 5}, {"top_logprobs": "x"}):
+                answer = await chat(client, cap, USER, **{"logprobs": True, **wrong})
+                assert answer.status_code == 400
+                assert "top_logprobs" in answer.json()["error"]["message"]
+            assert "logprobs" not in (await chat(client, cap, USER)).json()["choices"][0]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("fields", [{}, {"logprobs": 0}, {"echo": True}, {"stop": "right"}])
 def test_a_stream_of_completions_adds_up(folder, fields):
     async def main():

@@ -29,7 +29,7 @@ hostile = st.lists(
 @given(data=st.data())
 def test_a_root_is_what_the_template_writes(renderers, family_folders, name, data):
     renderer = renderers[name]
-    wired = data.draw(conversations(name, plain))
+    wired = data.draw(conversations(name, plain | st.just("")))
     tools = data.draw(st.sampled_from([None, TOOLS]))
     written = renderer._template.render(wired, tools, True)
     canonical = Tokenizer.from_file(str(family_folders[name] / "tokenizer.json"))
@@ -114,6 +114,16 @@ def test_a_call_may_have_no_arguments(renderers, name):
     _, said, *_ = renderer.render_messages(messages, TOOLS)
     (read,) = renderer.parse(said.ids, False, TOOLS).calls
     assert (read.name, read.arguments) == ("edit", "{}")
+
+
+@pytest.mark.parametrize("name", CAN)
+def test_a_reply_that_says_nothing_is_what_the_template_writes(renderers, name):
+    """Templates ask whether a content is empty (GLM: a newline more); no mark may answer for it."""
+    renderer, ask = renderers[name], {"role": "user", "content": "go"}
+    for said in ("", " ", "\n"):
+        wired = [ask, {"role": "assistant", "content": said}, ask]
+        ids = renderer.root(wire.normalise(wired), None, {}).ids
+        assert renderer.codec.decode(ids) == renderer._template.render(wired, None, True)
 
 
 @pytest.mark.parametrize("name", CAN)

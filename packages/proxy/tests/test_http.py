@@ -16,7 +16,7 @@ from nanoswe_proxy import app as shell
 from nanoswe_proxy.app import create_app, serve, watch
 from nanoswe_proxy.dialects import chat as chat_dialect
 from nanoswe_proxy.engine.scripted import Script, ScriptedEngine
-from nanoswe_proxy.errors import EngineError
+from nanoswe_proxy.errors import EngineError, SealedError
 from nanoswe_proxy.proxy import Proxy
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.trajectory import from_json
@@ -157,6 +157,11 @@ def test_errors_of_sessions_and_engine(folders, monkeypatch):
             assert (await chat(client, "nobody")).status_code == 404
             assert (await client.get("/nowhere")).json()["error"]["type"] == "invalid_request_error"
             assert (await client.post("/sessions", json={"try": -1, "x": 1})).status_code == 400
+            for odd in ({"sampling": 5}, {"sampling": {"self": 1}}, {"self": 1}, {"sampling": [1]},
+                        {"sampling": {"sampling": {}}}, {"try": "x"},
+                        {"try_": -1}, {"sampling": {"try_": None}}):  # fmt: skip
+                answer = await client.post("/sessions", json={"trial_id": "t.0", **odd})
+                assert answer.status_code == 400, odd
             cap = proxy.open("t.0")
             long = await chat(client, cap, [{"role": "user", "content": "left " * 50}])
             assert long.status_code == 400
@@ -362,6 +367,17 @@ def test_reply_that_nobody_received_is_masked(folders):
             trajectory = await proxy.seal(cap)
             assert trajectory.samples == ()
             assert trajectory.conservation.masked == {"undelivered": 2}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_sealed_before_it_begins_says_why(folders):
+    async def main():
+        async with running(folders["words"], ["left"]) as (proxy, _):
+            cap, raw = proxy.open("t.0"), json.dumps({"messages": USER}).encode()
+            exchange = await proxy.call(cap, raw, chat_dialect.parse(raw))
+            await proxy.seal(cap)
+            assert isinstance(exchange.task.exception(), SealedError)
 
     asyncio.run(main())
 

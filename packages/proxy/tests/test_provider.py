@@ -6,7 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from types import SimpleNamespace
 
 import httpx
@@ -202,6 +204,38 @@ def test_retry_after_is_honoured(monkeypatch):
             assert waits == [7, 60.0, 7, 7]
             assert [a.headers.get("retry-after") for a in answers] == [None, "7", None, "7"]
             assert answers[1].json()["error"]["message"] == "slow down"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("after", "least", "most"),
+    [("7", 7, 7), ("in 30 seconds", 25, 30), ("30 seconds ago", 0, 0), ("soon", None, None),
+     ("", None, None), ("-7", None, None), ("Mon, 01 Foo 2026 00:00:00 GMT", None, None),
+     ("9" * 5000, 60, 60), ("Wed, 31 Dec 9999 23:59:59 GMT", 60, 60),
+     ("Mon, 01 Jan 99999 00:00:00 GMT", None, None)],
+)  # fmt: skip
+def test_retry_after_may_be_a_date(monkeypatch, after, least, most):
+    """As HTTP has it; in the past it is now, and what is neither is told to the client."""
+    ahead = {"in 30 seconds": 30, "30 seconds ago": -30}.get(after)
+    after = formatdate(time.time() + ahead, usegmt=True) if ahead else after
+
+    async def main():
+        waits = []
+
+        async def sleep(seconds):
+            waits.append(seconds)
+
+        busy = JSONResponse({"error": {}}, 429, headers={"retry-after": after})
+        script = [busy, JSONResponse({"choices": []})]
+        async with before(Elsewhere(*script), monkeypatch) as (proxy, client):
+            with monkeypatch.context() as patched:
+                patched.setattr(
+                    "nanoswe_proxy.engine.provider.asyncio", SimpleNamespace(sleep=sleep)
+                )
+                answer = await chat(client, proxy.open("t.0"))
+            assert answer.status_code == (429 if least is None else 200)
+            assert [least <= w <= most for w in waits] == ([] if least is None else [True])
 
     asyncio.run(main())
 

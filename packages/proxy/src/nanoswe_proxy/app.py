@@ -151,11 +151,11 @@ class _Routes:
         return JSONResponse({"object": "list", "data": [model]})
 
     def open(self, _: str, wanted: dict) -> dict:
-        facts = wanted | wanted.pop("sampling", {})
-        facts.pop("sampling", None)
-        if "trial_id" not in facts:
-            raise BadRequest("trial_id is missing")
-        cap = self.proxy.open(try_=facts.pop("try", 0), **facts)
+        sampling = wanted.pop("sampling", None) or {}
+        if "trial_id" not in wanted or not isinstance(sampling, dict):
+            raise BadRequest("trial_id is missing, or sampling is no object")
+        facts = {"try_": wanted.pop("try", 0)} | wanted | sampling
+        cap = self.proxy.open(facts.pop("trial_id"), **facts)
         return {"cap": cap, "base_url": self.proxy.base_url(cap)}
 
     async def health(self, request: HttpRequest) -> Response:

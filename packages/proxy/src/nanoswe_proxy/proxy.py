@@ -85,7 +85,7 @@ class Proxy:
         sealed = cap in self._sealed or (path and path.exists())
         return 0 if cap in self._live else 1 if sealed else 2
 
-    def open(self, trial_id: str, try_: int = 0, **fixed: Any) -> str:
+    def open(self, trial_id: str, /, try_: int = 0, **fixed: Any) -> str:
         """A new session; its capability. `fixed` are other fields of `state.Policy`."""
         if len(self._live) >= self.max_sessions:
             many = f"{len(self._live)} sessions are open"
@@ -124,10 +124,10 @@ class Proxy:
             self._sealed[cap] = trajectory
             if len(self._sealed) > KEPT_SEALED:
                 self._sealed.popitem(last=False)
-        running = list(live.running)
-        for task in running:
+        await asyncio.sleep(0)  # each has begun, and can say why it ends
+        for task in live.running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*live.running, return_exceptions=True)
         await self.engine.release(cap)
         return trajectory
 

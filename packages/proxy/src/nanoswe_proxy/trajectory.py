@@ -17,7 +17,6 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from nanoswe_proxy.errors import TrajectoryError
 
-SCHEMA: Literal["trajectory/1"] = "trajectory/1"
 Logprob = Annotated[float, BeforeValidator(lambda x: math.nan if x is None else x)]
 
 
@@ -111,7 +110,7 @@ class Trajectory:
     incomplete: tuple[str, ...] = ()  # what is known to be missing
     notes: dict = field(default_factory=dict)  # the reward and whatever else was annotated
     calls: tuple[dict, ...] = ()  # that a provider answered: what was said, without token ids
-    schema: Literal["trajectory/1"] = SCHEMA
+    schema: Literal["trajectory/1"] = "trajectory/1"
 
     def __post_init__(self) -> None:
         owned = [t for s in self.samples for t in s.stops]

@@ -46,10 +46,8 @@ class Front:
         agents = ("/s/{cap}/v1/{rest:path}", "/v1/{rest:path}")
         routes += [Route(path, self.elsewhere, methods=["GET", "POST"]) for path in agents]
         routes += [Route(path, self.health) for path in ("/health", "/healthz")]
-        handlers = {ProxyError: refused}
-        return Starlette(
-            routes=[*routes, Route("/metrics", self.metrics)], exception_handlers=handlers
-        )
+        routes.append(Route("/metrics", self.metrics))
+        return Starlette(routes=routes, exception_handlers={ProxyError: refused})
 
     def worker(self, cap: str) -> str:
         """The URL of the worker that a capability names."""
@@ -96,11 +94,10 @@ class Front:
         return PlainTextResponse("".join(f"{k} {v}\n" for k, v in sorted(sums.items())))
 
     async def _ask(self, url: str, request: Request, raw: bytes) -> Response:
-        headers = {k: v for k, v in request.headers.items() if k in ("authorization",)}
+        key = {"authorization": request.headers.get("authorization", "")}
+        how, at = request.method, f"{url}{request.url.path}"
         try:
-            answer = await self.client.request(
-                request.method, f"{url}{request.url.path}", content=raw, headers=headers
-            )
+            answer = await self.client.request(how, at, content=raw, headers=key)
         except httpx.HTTPError as error:  # it died on the way
             text = f"worker {url}: {type(error).__name__}: ask again"
             raise ProxyError(text, 503, "worker_lost") from error

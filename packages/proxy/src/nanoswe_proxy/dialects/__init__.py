@@ -41,6 +41,7 @@ class Stream:
     def __init__(self, request: Request, cap: str, calls: Sequence[Prepared]) -> None:
         self.request, self.cap, self.calls = request, cap, calls
         self.prompt_tokens = sum(call.size for call in calls[:: request.n])
+        self.told = [0] * len(calls)  # tokens whose logprobs are told
         self.node, self.model = calls[0].node, str(request.requested.get("model", ""))
 
     def fail(self, error: ProxyError) -> bytes:

@@ -1,8 +1,9 @@
 """OpenAI Chat Completions, streamed and whole.
 
 In: a request body. Out: a `Request` of wire-normal messages, and the frames or the body of the
-reply, in `n` choices. What would constrain the sampling (forced tool choice, response format) is
-recorded and not obeyed. Refuses (BadRequest) continuing an assistant message.
+reply, in `n` choices, with logprobs where wanted. What would constrain the sampling (forced tool
+choice, response format) is recorded and not obeyed. Refuses (BadRequest) continuing an assistant
+message, and logprobs of what was not sampled.
 """
 
 from typing import Any
@@ -14,12 +15,14 @@ from nanoswe_proxy.render.types import Delta
 
 MAX_CHOICES = 128
 RECORDED = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "model", "n",
-            "tool_choice", "response_format", "stop")  # fmt: skip
+            "tool_choice", "response_format", "stop", "logprobs")  # fmt: skip
 
 
 def parse(raw: bytes) -> Request:
     """The request in `raw`."""
     body = wire.loads(raw)
+    if type(body.get("logprobs") or False) is not bool or body.get("top_logprobs"):
+        raise BadRequest("logprobs must be true or false, top_logprobs 0: only sampled ones exist")
     return finish(body, body.get("messages"), body.get("tools"), RECORDED)
 
 
@@ -65,14 +68,14 @@ class Stream(dialects.Stream):
             function = {"name": delta.text, "arguments": ""}
             call_id = self.ours("call", delta.index, choice)
             call = {"id": call_id, "type": "function", "function": function}
-            message["tool_calls"] = [*calls, call]
+            message |= {"tool_calls": [*calls, call], "content": message["content"] or None}
             return self._chunk(choice, {"tool_calls": [{"index": delta.index, **call}]})
         if delta.kind == "call_args":
             calls[delta.index]["function"]["arguments"] += delta.text
             part = {"index": delta.index, "function": {"arguments": delta.text}}
             return self._chunk(choice, {"tool_calls": [part]})
         key = "content" if delta.kind == "content" else "reasoning_content"
-        message[key] = message.get(key, "") + delta.text
+        message[key] = (message.get(key) or "") + delta.text
         return self._chunk(choice, {key: delta.text})
 
     def end(self) -> bytes:
@@ -83,22 +86,36 @@ class Stream(dialects.Stream):
         return frames + b"data: [DONE]\n\n"
 
     def whole(self) -> dict:
-        choices = [self._choice(i, c.node.finish_reason) for i, c in enumerate(self.calls)]
+        told = zip(self.messages, self.calls, strict=True)
+        choices = [self._choice(i, {"message": message}, call.node.finish_reason)
+                   for i, (message, call) in enumerate(told)]  # fmt: skip
         return self._body(self.kind, choices) | self._usage()
 
-    def _choice(self, choice: int, finish: str) -> dict:
-        message = self.messages[choice]
-        if message.get("tool_calls"):
-            message["content"] = message["content"] or None
-        return {"index": choice, "message": message, "finish_reason": finish}
+    def _choice(self, choice: int, said: dict, finish: str | None) -> dict:
+        wanted = self.request.requested.get("logprobs")
+        logged = {"logprobs": {"content": self._fresh(choice)}} if wanted else {}
+        return {"index": choice, **said, "finish_reason": finish, **logged}
 
-    def _piece(self, choice: int, delta: dict, finish: str | None) -> dict:
-        return {"index": choice, "delta": delta, "finish_reason": finish}
+    def _fresh(self, choice: int) -> list[dict]:
+        """The tokens that were sampled since the last time."""
+        call, at, told = self.calls[choice], self.told[choice], []
+        codec, ids, logprobs = call.reader.codec, call.node.ids[at:], call.node.logprobs[at:]
+        for token, logprob in zip(ids, logprobs, strict=True):
+            first = self.told[choice] == 0
+            spelled = codec.names.get(token, "").encode() or codec.spell(token, first=first)
+            try:
+                name = spelled.decode()
+            except UnicodeDecodeError:
+                name = "bytes:" + "".join(f"\\x{b:02x}" for b in spelled)
+            told += [{"token": name, "logprob": logprob, "bytes": [*spelled], "top_logprobs": []}]
+            self.told[choice] += 1
+        return told
 
     def _chunk(self, choice: int, delta: dict, finish: str | None = None) -> bytes:
         if not self.request.stream:
             return b""
-        return dialects.sse(self._body(self.chunk, [self._piece(choice, delta, finish)]))
+        piece = self._choice(choice, {"delta": delta}, finish)
+        return dialects.sse(self._body(self.chunk, [piece]))
 
     def _body(self, kind: str, choices: list) -> dict:
         return {"id": f"{self.name}-{self.cap[:6]}-{self.node.index}", "object": kind,

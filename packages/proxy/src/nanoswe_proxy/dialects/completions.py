@@ -47,43 +47,27 @@ class Stream(chat.Stream):
     name, kind, chunk = "cmpl", "text_completion", "text_completion"
 
     def start(self) -> bytes:
-        self.texts = [""] * len(self.calls)
-        self.told = [0] * len(self.calls)  # tokens whose logprobs are told,
-        self.size = [0] * len(self.calls)  # and characters that they spell
+        self.messages = [{"content": ""} for _ in self.calls]
+        self.size = [0] * len(self.calls)  # characters whose logprobs are told
         self.decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self.calls]
         if not self.request.requested.get("echo"):
             return b""
-        texts = (self._prompt(i) for i in range(len(self.calls)))
-        return b"".join(self.delta(Delta("content", 0, t), i) for i, t in enumerate(texts))
+        return b"".join(self.delta(self._prompt(i), i) for i in range(len(self.calls)))
 
-    def delta(self, delta: Delta, choice: int = 0) -> bytes:
-        self.texts[choice] += delta.text
-        return self._chunk(choice, {"text": delta.text})
+    def _prompt(self, choice: int) -> Delta:
+        prompt, codec = self.request.prompts[choice // self.request.n], self.calls[0].reader.codec
+        return Delta("content", 0, prompt if isinstance(prompt, str) else codec.decode(prompt))
 
-    def _prompt(self, choice: int) -> str:
-        prompt = self.request.prompts[choice // self.request.n]
-        return prompt if isinstance(prompt, str) else self.calls[choice].reader.codec.decode(prompt)
-
-    def _choice(self, choice: int, finish: str) -> dict:
-        return self._piece(choice, {"text": self.texts[choice]}, finish)
-
-    def _piece(self, choice: int, delta: dict, finish: str | None) -> dict:
+    def _choice(self, choice: int, said: dict, finish: str | None) -> dict:
         logged = self._logprobs(choice) if "logprobs" in self.request.requested else None
-        return {"text": "", **delta, "index": choice, "logprobs": logged, "finish_reason": finish}
+        text = next(iter(said.values())).get("content", "")
+        return {"text": text, "index": choice, "logprobs": logged, "finish_reason": finish}
 
     def _logprobs(self, choice: int) -> dict:
-        """Of the tokens that were sampled since the last time."""
-        call, at, names, offsets = self.calls[choice], self.told[choice], [], []
-        codec = call.reader.codec
-        for n, token in enumerate(call.node.ids[at:], at):
-            spelled = codec.names.get(token, "").encode() or codec.spell(token, first=n == 0)
+        told, offsets = self._fresh(choice), []
+        for token in told:
             offsets.append(self.size[choice])
-            self.size[choice] += len(self.decoders[choice].decode(spelled))
-            try:
-                names.append(spelled.decode())
-            except UnicodeDecodeError:
-                names.append("bytes:" + "".join(f"\\x{b:02x}" for b in spelled))
-        logprobs = call.node.logprobs[at:].tolist()
-        self.told[choice] += len(names)
+            self.size[choice] += len(self.decoders[choice].decode(bytes(token["bytes"])))
+        names, logprobs = ([t[key] for t in told] for key in ("token", "logprob"))
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": None,
                 "text_offset": offsets}  # fmt: skip

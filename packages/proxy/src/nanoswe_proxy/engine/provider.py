@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from email.utils import mktime_tz, parsedate_tz
 from itertools import takewhile
 from typing import Any
 
@@ -94,11 +95,14 @@ class Provider:
             except httpx.HTTPError as error:
                 text = f"the provider, {self.url}: {type(error).__name__}: {error}"
                 raise EngineError(text) from error
-            after = answer.headers.get("retry-after", "")
-            if last or answer.status_code not in BUSY or not after.isdecimal():
+            after = answer.headers.get("retry-after", "")[:40]  # seconds, or a date
+            date = parsedate_tz(after)
+            said = date[0] < 10_000 if date else after.isdecimal()
+            if last or answer.status_code not in BUSY or not said:
                 break
             await answer.aclose()
-            await asyncio.sleep(min(int(after), PATIENCE_SEC))
+            wait = mktime_tz(date) - time.time() if date else int(after)
+            await asyncio.sleep(max(0.0, min(wait, PATIENCE_SEC)))
         return answer
 
 
