@@ -455,6 +455,10 @@ def test_the_trainers_routes(folders):
                 assert (await trainer.post("/resume", json=body)).status_code == 400
             assert (await trainer.post("/resume", json={"version": 0})).status_code == 200
             assert (await waiting).status_code == 200 and len(proxy.engine.log) == 2
+            for odd in (b'{"reward": NaN}', b'{"reward": -Infinity}'):  # nothing of it is kept
+                refused = await trainer.post(f"{control}/annotate", content=odd)
+                assert (refused.status_code, refused.json()["error"]["type"]) == (
+                    400, "invalid_request_error")  # fmt: skip
             noted = await trainer.post(f"{control}/annotate", json={"reward": 0.5})
             assert noted.json() == {"reward": 0.5}
             shown = from_json((await trainer.get(control)).text)

@@ -27,7 +27,7 @@ NOISE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 def loads(raw: bytes) -> dict:
     """The JSON object in a request body."""
     try:
-        body = from_json(raw, cache_strings="keys")
+        body = from_json(raw, cache_strings="keys", allow_inf_nan=False)
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
