@@ -18,7 +18,7 @@ from nanoswe_proxy import wire
 from nanoswe_proxy.errors import ProxyError
 from nanoswe_proxy.render.base import Renderer
 from nanoswe_proxy.render.types import Encoded
-from nanoswe_proxy.trajectory import SCHEMA, from_json
+from nanoswe_proxy.trajectory import Trajectory, from_json
 
 SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}
 ELSEWHERE = "what the model read is not in the record"
@@ -45,7 +45,7 @@ def examples(path: Path, renderer: Renderer) -> Iterator[Example]:
     for name, text in _texts(path):
         try:
             record = json.loads(text)
-            if isinstance(record, dict) and record.get("schema") == SCHEMA:
+            if isinstance(record, dict) and record.get("schema") == Trajectory.schema:
                 if not rewards and beside.exists():
                     rewards = {trial.trial_id: trial.reward for trial in read_trials(beside)}
                 yield from _sealed(name, text, rewards, renderer)
