@@ -42,6 +42,11 @@ def test_groups_that_teach_nothing_are_dropped_by_name(
     assert set(dropped.values) == {None}
 
 
+def test_half_of_a_group_is_enough_and_two_are_needed() -> None:
+    assert group_advantages([0.0, 1.0, None, None]).values == (-0.5, 0.5, None, None)
+    assert group_advantages([0.0, 1.0, *[None] * 4]).dropped == "too_few"
+
+
 def test_shift_and_scale_laws() -> None:
     base = group_advantages([0.0, 1.0, 3.0]).values
     shifted = group_advantages([5.0, 6.0, 8.0]).values
@@ -58,6 +63,8 @@ def test_weights_by_hand() -> None:
     assert token_weights(counts, "prompt", **units) == [1 / 10] * 3
     assert token_weights(counts, "prompt", **units | {"groups": "xyy"}) == [1 / 6, 1 / 14, 1 / 14]
     assert token_weights(counts, "constant", **units) == [1 / 200] * 3
+    with pytest.raises(ValueError):
+        token_weights(counts, "sequence", **units | {"trials": "aabc"})
 
 
 def test_infrastructure_never_counts_as_a_zero() -> None:

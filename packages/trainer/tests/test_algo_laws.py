@@ -202,6 +202,21 @@ def test_terms_by_hand() -> None:
     assert one({"policy": "clip"}, -3, -3 + math.log(8), -1.0) == pytest.approx((8.0, 8.0))
 
 
+@pytest.mark.parametrize("policy", ["clip", "cispo", "reinforce", "ice"])
+def test_which_bound_held_a_token(policy: str) -> None:
+    """Who is on a bound is free; clip holds only whom the advantage pushes further out."""
+    train = TrainSection(policy=policy, clip_low=0.5, clip_high=1.0)
+    ratios = torch.tensor([0.5, 2.0, 0.4, 2.1]).repeat_interleave(3)
+    batch = replace(pack([Row(tuple(range(13)), (0.0,) * 13, (0.0,) * 13, (0.0,) * 13)]),
+                    advantages_N=torch.tensor([-0.5, 0.0, 0.5] * 4))  # fmt: skip
+    assert ratios.log().exp()[:6].tolist() == ratios[:6].tolist()
+    _, below, above = objective(torch.full((12,), -2.0), ratios.log(), batch, train)
+    held = [[6], [11]] if policy == "clip" else [[6, 7, 8], [9, 10, 11]]
+    if policy == "reinforce":  # it has no lower bound
+        held[0] = []
+    assert [side.nonzero().flatten().tolist() for side in (below, above)] == held
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(rewards=rewards, order=st.randoms())
 def test_laws_of_advantages(kind: str, rewards: list[float | None], order) -> None:
